@@ -1,1 +1,1 @@
-"""Compiled loops: arrays in, arrays out; no I/O, no errors."""
+"""Compiled loops, which take arrays and fill arrays; they do no I/O and raise no errors."""

@@ -1,4 +1,5 @@
-"""Compute where documents begin, from their lengths and running counts at regular intervals."""
+"""Compute where documents begin, from their lengths and from running counts at regular
+intervals."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def add_lengths(
     counts: Int64s,
     starts: Int64s,
 ) -> int:
-    """Add to starts[i] the tokens of the documents from the last multiple of `every` up to, and
-    without, documents[i].
+    """Add to starts[i] the number of tokens of the documents from the last multiple of `every` up
+    to but excluding documents[i].
 
     Args:
         lengths: int32 [n], tokens of each document.
@@ -27,9 +28,9 @@ def add_lengths(
         documents: int64 [m], each from 0 to n.
         counts: int64 [m], expected tokens of the documents from that multiple to the next one, or
             to n.
-        starts: int64 [m], is added to.
+        starts: int64 [m], to which the numbers are added.
 
-    Returns: the first i whose documents do not have counts[i] tokens; -1 if there is none.
+    Returns: the first i for which the documents do not have counts[i] tokens; -1 if there is none.
     """
     for i in range(len(documents)):
         document = documents[i]
@@ -43,7 +44,7 @@ def add_lengths(
 
 @device
 def _tokens(lengths: npt.NDArray[np.int32], end_tokens: int) -> int:
-    """Return the number of tokens of documents, including added tokens."""
+    """Return the number of tokens of documents, including the added ones."""
     total = 0
     for length in lengths:
         total += np.int64(length) + end_tokens * (length > 0)

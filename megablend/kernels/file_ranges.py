@@ -1,5 +1,5 @@
-"""Read ranges of a file in one call, with no Python between two reads; and find ranges that are
-better read together."""
+"""Read ranges of a file in one call, with no Python between two reads; and join ranges that should
+be read together."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def read_ranges(
         fd: descriptor of the file.
         offsets, sizes: int64 [n], in bytes of the file.
         begins: int64 [n], where each range begins in `out`; the caller has checked that it fits.
-        ahead: whether to ask the system first to read all ranges ahead, in parallel; nothing else
-            changes.
+        ahead: whether to first ask the system to read all ranges ahead, in parallel; this changes
+            only the speed.
         out: uint8, is filled.
     """
     if ahead:

@@ -1,5 +1,5 @@
-"""Read samples of Megatron's index arrays over a `.bin/.idx` pair in one call, with no Python
-between two reads."""
+"""Read samples of Megatron's index arrays over a `.bin/.idx` pair in one call, without running
+Python between two reads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def read_samples(
     lengths: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8],
 ) -> bool:
-    """Read the tokens of samples. Returns False if a sample is not full, or a file is not as
-    expected; the caller finds out why.
+    """Read the tokens of samples. Returns False if a sample is not full, or if a file is not as
+    expected; the caller has to find out why.
 
     Args:
         numbers: int64 [n], entries of the shuffle index; negative ones count from its end.
@@ -94,5 +94,6 @@ def read_samples(
 
 @device
 def _read(fd: int, array: npt.NDArray[Any], size: int, offset: int) -> bool:
-    """Read `size` bytes of a file to the beginning of an array. Returns whether it has them."""
+    """Read `size` bytes of a file to the beginning of an array. Returns whether the file has them
+    all."""
     return pread(fd, pointer_at(array.ctypes.data, size), size, offset) == size

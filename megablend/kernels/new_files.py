@@ -1,5 +1,5 @@
-"""Write and name many new files in one call, with no Python between the system calls that a small
-file takes."""
+"""Write and rename many new files in one call, without running Python between the system calls for
+a small file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _faccessat = library_function(_LIBC, "faccessat", "intc", "intc", "uintp", "intc
 _EXISTS = 0  # F_OK
 
 AVAILABLE = None not in (_openat, _write, _close, _renameat, _faccessat)
-"""Whether these functions may be called on this system."""
+"""Whether these functions can be called on this system."""
 
 
 @kernel
@@ -29,8 +29,8 @@ def write_new_files(
     starts: Int64s,
     sizes: Int64s,
 ) -> int:
-    """Write files one after the other. Returns how many were written: n unless the system refused
-    something.
+    """Write files one after another. Returns how many were written: fewer than n if a system call
+    failed.
 
     Args:
         folder: descriptor of the folder in which the files are created.
@@ -58,8 +58,8 @@ def write_new_files(
 
 @kernel
 def rename_files(source: int, target: int, names: Uint8s, name_starts: Int64s) -> int:
-    """Move files from one folder to another one, under the same names. Returns how many were moved:
-    n unless the system refused one.
+    """Move files from one folder to another, under the same names. Returns how many were moved:
+    fewer than n if a system call failed.
 
     Args:
         source, target: descriptors of the folders.
@@ -74,8 +74,8 @@ def rename_files(source: int, target: int, names: Uint8s, name_starts: Int64s) -
 
 @kernel
 def contains_any(folder: int, names: Uint8s, name_starts: Int64s) -> bool:
-    """Whether a folder, given by its descriptor, contains a file of any of these names; see
-    `write_new_files`."""
+    """Return whether a folder, given by its descriptor, contains a file with any of these names;
+    see `write_new_files`."""
     num_found = 0
     for start in name_starts:
         num_found += _faccessat(folder, names.ctypes.data + start, _EXISTS, 0) == 0  # type: ignore[misc]

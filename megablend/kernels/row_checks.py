@@ -1,9 +1,9 @@
-"""Checks of a table's rows: 4 bytes for each row, computed from its number and its values, which
-are stored next to the table.
+"""Checks of a table's rows: 4 bytes for each row, computed from its number and its values, and
+stored next to the table.
 
 h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix`
-is one to one, so that rows that differ in one value never share h. Part of the format on disk:
-another formula needs another version.
+is one to one, so rows that differ in one value never have the same h. The formula is part of the
+format on disk: another one needs a new version of the format.
 """
 
 from __future__ import annotations

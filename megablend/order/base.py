@@ -1,4 +1,4 @@
-"""The interface of orders: maps from positions in a source's endless concatenation of epochs to
+"""The interface of orders, which map positions in a source's endless concatenation of epochs to
 tokens of its blocks."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Blocks(Protocol):
     """Tokens per epoch, above 0."""
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return the number of tokens before each of `blocks`, int64 [n], which are 0 to num_blocks
-        inclusive: int64 [n]."""
+        """Return how many tokens come before each of `blocks`, int64 [n], whose numbers are from 0
+        to num_blocks inclusive: int64 [n]."""
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
@@ -83,15 +83,14 @@ class Placed(NamedTuple):
 
 
 class Order(Protocol):
-    """Decides in which order a source's tokens are read. Safe to share between threads and to
-    pickle."""
+    """An order in which a source's tokens are read. Safe to share between threads and to pickle."""
 
     memory_bytes: int
-    """Upper estimate of the order's memory."""
+    """Upper estimate of the memory that the order uses, in bytes."""
 
     def precompute(self) -> None:
-        """Store with the index what is slow to compute when a run is opened. Called by `build`.
-        Raises CacheError."""
+        """Store with the index what would be slow to compute whenever a run is opened. Called by
+        `build`. Raises CacheError."""
         ...
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
@@ -105,14 +104,14 @@ class Order(Protocol):
         ...
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n], none
-        empty: the inverse of `spans`."""
+        """Return the positions at which an epoch reads the stored tokens [starts, stops), which are
+        arrays of int64 [n]; no range may be empty. This is the inverse of `spans`."""
         ...
 
 
 def find_blocks(blocks: Blocks, tokens: Int64s) -> Int64s:
-    """Return the blocks that contain `tokens` of an epoch in the order of the files, int64 [n]:
-    int64 [n]."""
+    """Return the block that contains each of `tokens`, int64 [n], of an epoch in file order: int64
+    [n]."""
     low = np.zeros(len(tokens), np.int64)
     high = np.full(len(tokens), blocks.num_blocks)
     # Binary search; entries that are found do not change, since their middle is `low`
@@ -137,8 +136,8 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Yields each distinct value of [n] integers, ascending, with the indices at which it occurs:
-    int64 [m], ascending."""
+    """Yield each distinct value of [n] integers, in ascending order, with the indices at which it
+    occurs: int64 [m], ascending."""
     if not len(values):
         return
     if len(values) == 1 or (values == values[0]).all():  # the common cases

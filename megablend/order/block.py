@@ -3,14 +3,14 @@ from its start to its end.
 
 With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative
 token counts when the epoch begins. Larger sources are shuffled at two levels, so that memory and
-time stay bounded, for one source of 10^8 blocks as for a hundred of 10^6: blocks are assigned to
+time stay bounded, for one source of 10^8 blocks and for a hundred of 10^6: blocks are assigned to
 GROUPS groups, whose token totals are stored with the index; the groups are shuffled when an epoch
 begins, and a group's blocks when the group begins. Neighbours on disk belong to different groups,
 so that each group is spread over the whole source. Beyond GROUPS * RUNS blocks, runs of
-neighbouring blocks are assigned together, so that a group consists of about RUNS runs and as many
-index lookups, however large the source is. GROUPS is a prime, so no group gets the same position of
-every file or row group. THRESHOLD, GROUPS and RUNS are part of the order: other values give another
-sequence of tokens.
+neighbouring blocks are assigned together, so that a group consists of about RUNS runs and needs as
+many index lookups, however large the source is. GROUPS is a prime, so no group consists of the
+blocks at one position of every file or row group. THRESHOLD, GROUPS and RUNS are part of the order:
+other values give another sequence of tokens.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from megablend.order.listed import ListedOrder, Listing, Stretch
 from megablend.order.sequential import SequentialOrder
 
 THRESHOLD = 1 << 16
-"""The most blocks that are shuffled at one level."""
+"""Maximum number of blocks that are shuffled at one level."""
 GROUPS = 1021
 """Number of groups of a larger source."""
 RUNS = 1 << 11
-"""Number of runs of neighbouring blocks in a group of the largest sources, about."""
+"""Approximate number of runs of neighbouring blocks in a group of the largest sources."""
 _CACHED = 2
 """Number of epochs, and of groups, whose shuffles are cached: a cycle may mix the end of one with
 the start of the next."""
 
 
 class BlockOrder(ListedOrder):
-    """Every epoch is a permutation of the blocks, chosen by (key, epoch). `key` is a digest of the
-    run's seed, the split and the source's name (`SplitSources.blocks`). Only tests pass
-    keywords."""
+    """An order in which every epoch is a permutation of the blocks, chosen by (key, epoch). `key`
+    is a digest of the run's seed, the split and the source's name (`SplitSources.blocks`). Only
+    tests pass keyword arguments."""
 
     def __init__(
         self,
@@ -68,8 +68,7 @@ class BlockOrder(ListedOrder):
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
-        Order.find_tokens."""
+        """Return the positions at which an epoch reads stored tokens; see Order.find_tokens."""
         spans = SequentialOrder(self._blocks, self._key).cut(starts, stops)
         block_starts = np.empty(len(spans.blocks), np.int64)  # positions within the epoch
         group_starts = _starts_of(self._shuffled_groups(epoch))
@@ -84,7 +83,7 @@ class BlockOrder(ListedOrder):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Yields the groups that contain positions `starts`, int64 [n], or the whole epoch if there
+        """Yield the groups that contain positions `starts`, int64 [n], or the whole epoch if there
         is one group; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
@@ -144,8 +143,8 @@ def _starts_of(shuffled: Listing) -> Int64s:
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Listing:
-    """Shuffle items, int64 [n] ascending, which have `tokens`, int64 [n], into the random order of
-    (key, epoch, group)."""
+    """Shuffle items, int64 [n] ascending, which have `tokens`, int64 [n], into the random order
+    that (key, epoch, group) choose."""
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))

@@ -29,7 +29,8 @@ class ChangingOrder:
         self.memory_bytes = sum(order.memory_bytes for _, order in orders)
 
     def precompute(self) -> None:
-        """Store with the index what is slow to compute when a run is opened. Raises CacheError."""
+        """Store with the index what would be slow to compute on opening a run. Raises:
+        CacheError."""
         for _, order in self._orders:
             order.precompute()
 
@@ -48,7 +49,6 @@ class ChangingOrder:
         return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
-        Order.find_tokens."""
+        """Return the positions at which an epoch reads stored tokens; see Order.find_tokens."""
         order = next(order for first, order in reversed(self._orders) if epoch >= first)
         return order.find_tokens(epoch, starts, stops)

@@ -1,5 +1,5 @@
 """The document order: documents in a new random order every epoch, concatenated and split. It is a
-full shuffle, at the cost of a block read per document.
+full shuffle, at the cost of reading a block for each document.
 
 Documents are shuffled as the block order shuffles blocks; the sequential order locates a document's
 tokens. With up to THRESHOLD documents, an epoch is one exact shuffle. Larger sources are assigned
@@ -16,14 +16,14 @@ from megablend.order.block import BlockOrder
 from megablend.order.sequential import SequentialOrder
 
 THRESHOLD = 1 << 16
-"""The most documents that are shuffled at one level."""
+"""Maximum number of documents that are shuffled at one level."""
 GROUP_DOCUMENTS = 1 << 15
-"""Number of documents of a group of a larger source, about."""
+"""Approximate number of documents in a group of a larger source."""
 
 
 class DocumentOrder:
-    """Every epoch is a permutation of the documents, chosen by (key, epoch). Only tests pass
-    keywords."""
+    """An order in which every epoch is a permutation of the documents, chosen by (key, epoch). Only
+    tests pass keyword arguments."""
 
     def __init__(
         self,
@@ -56,6 +56,5 @@ class DocumentOrder:
         )
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
-        Order.find_tokens."""
+        """Return the positions at which an epoch reads stored tokens; see Order.find_tokens."""
         return self._shuffled.find_tokens(epoch, starts, stops)

@@ -1,6 +1,6 @@
 """Orders that list the blocks of an epoch in the order in which it reads them; and `locate_ranges`,
-which locates ranges of tokens by such lists. It takes any number of sources at once, since a call
-of a kernel costs more than its work."""
+which locates ranges of tokens by such lists. It handles any number of sources at once, since
+calling a kernel costs more than the work that it does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Listing(NamedTuple):
     offsets: Int64s
     """Number of tokens before each item, and in all: int64 [n + 1]."""
     columns: tuple[int, ...]
-    """The fields `tokens` to `entry_bytes` of STRETCH_DTYPE, by which kernels see both arrays."""
+    """The fields `tokens` to `entry_bytes` of STRETCH_DTYPE, which describe both arrays to
+    kernels."""
 
     @staticmethod
     def of(entries: npt.NDArray[Any], offsets: Int64s) -> Listing:
@@ -55,15 +56,15 @@ class ListedOrder(ABC):
 
     @property
     def has_stretches(self) -> bool:
-        """Whether the order's spans follow from its stretches. They do not if a class that derives
-        from an order has its own `spans`."""
+        """Whether the order's spans can be derived from its stretches. They cannot if a subclass of
+        an order overrides `spans`."""
         return type(self).spans is ListedOrder.spans
 
     @abstractmethod
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Yields the stretches that contain tokens at positions `starts`, int64 [n], each with the
+        """Yield the stretches that contain tokens at positions `starts`, int64 [n], each with the
         indices of the positions in it. `low` and `high` are the least and the greatest position."""
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
@@ -74,8 +75,8 @@ class ListedOrder(ABC):
     def _by_epoch(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[int, Int64s | slice]]:
-        """Yields the epochs that contain positions `starts`, int64 [n], each with the indices of
-        the positions in it."""
+        """Yield the epochs that contain positions `starts`, int64 [n], each with the indices of the
+        positions in it."""
         tokens = self._blocks.num_tokens
         if low // tokens == high // tokens:  # the common case
             yield low // tokens, slice(None)
@@ -84,7 +85,7 @@ class ListedOrder(ABC):
 
 
 _NO_OUTPUT = np.empty((5, 0), np.int64)
-"""An output for `cut` without room, so that it only counts."""
+"""An output without room for spans, with which `cut` only counts them."""
 
 
 class ListedSource(NamedTuple):
@@ -92,7 +93,7 @@ class ListedSource(NamedTuple):
 
     order: ListedOrder
     shift: int = 0
-    """Added to positions; see `Reading.shift`."""
+    """The number that is added to positions; see `Reading.shift`."""
     first_block: int = 0
     """Number of the source's first block."""
     skip: int = 0
@@ -102,7 +103,7 @@ class ListedSource(NamedTuple):
 def locate_ranges(
     sources: Sequence[ListedSource], numbers: Int64s, starts: Int64s, stops: Int64s
 ) -> Spans:
-    """Locate ranges of tokens of several sources.
+    """Locate ranges of tokens in several sources.
 
     Args:
         numbers: int64 [n], the source of each range, as an index into `sources`.
@@ -168,7 +169,7 @@ def _group_by_source(
     """Group positions, int64 [n], by source.
 
     Returns: the indices that sort the positions by source; and for each group the number of its
-        source, its begin and end among the sorted positions, its least and its greatest position.
+        source, its start and stop among the sorted positions, its least and its greatest position.
     """
     if num_sources == 1:  # the common case; often there is a single sample
         return slice(None), [(0, 0, len(starts), int(starts.min()), int(starts.max()))]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from megablend.order.base import DocumentBlocks, Order
 
 MakeOrder: TypeAlias = "Callable[[DocumentBlocks, int], Order]"
-"""Makes the order of a source, given its blocks and a random key."""
+"""A function that makes the order of a source from its blocks and a random key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class OrderKind:
     """The smallest unit that the order shuffles. For "document" the index needs a table of the
     documents' lengths."""
     consumes_whole_blocks: bool = True
-    """Whether a lane reads a block to its end before it leaves it, so that each block is read once.
+    """Whether a lane finishes a block before it begins another, so that each is read only once.
     Otherwise a block may be needed again at any time, and keeping it is not worth the memory."""
 
 
@@ -60,8 +60,8 @@ def current_name(name: str) -> str:
 
 
 def find_order(name: str) -> OrderKind:
-    """Find an order by its name in `ORDERS` or in release 0.1.0. Raises: ValueError for an unknown
-    name."""
+    """Return the order with this name in `ORDERS` or in release 0.1.0. Raises: ValueError for an
+    unknown name."""
     kind = ORDERS.get(current_name(name))
     if kind is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")

@@ -11,17 +11,17 @@ from megablend.order.base import Blocks, Placed, Spans, by_value, find_blocks
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
-"""The most blocks of a source whose edges are all looked up at once, which costs less than the
-lookups of a binary search."""
+"""Maximum number of blocks of a source for which all block edges are looked up at once, which costs
+less than the lookups of a binary search."""
 RUN_BLOCKS = 1 << 9
-"""Number of blocks of a larger source whose edges are looked up together."""
+"""Number of neighbouring blocks of a larger source whose edges are looked up together."""
 KEPT_BLOCKS = 1 << 9
-"""The most blocks of a source whose edges are kept in memory: a window of many sources needs all of
-them again and again."""
+"""Maximum number of blocks of a source whose edges are kept in memory: a window of many sources
+needs all of them repeatedly."""
 
 
 class SequentialOrder(ListedOrder):
-    """Blocks are not shuffled; `key` is unused."""
+    """An order that does not shuffle blocks; `key` is unused."""
 
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
         self._blocks = blocks
@@ -37,7 +37,7 @@ class SequentialOrder(ListedOrder):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Yields runs of neighbouring blocks, or one run of all; see ListedOrder.stretches."""
+        """Yield runs of neighbouring blocks, or one run of all; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._run == self._blocks.num_blocks:
@@ -63,12 +63,11 @@ class SequentialOrder(ListedOrder):
         return listing
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Return where an epoch reads stored tokens [starts, stops), arrays of int64 [n]; see
-        Order.find_tokens."""
+        """Return the positions at which an epoch reads stored tokens; see Order.find_tokens."""
         first = epoch * self._blocks.num_tokens
         return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
-        """Split tokens [starts, stops) of epoch 0, arrays of int64 [n], none empty, at block
-        boundaries."""
+        """Split the non-empty ranges [starts, stops) of tokens of epoch 0, arrays of int64 [n], at
+        block boundaries."""
         return self.spans(starts, stops - starts)

@@ -16,7 +16,7 @@ from megablend.system.log import LOG
 
 
 class BlockCache:
-    """Decoded blocks by number. Safe to share between threads, to pickle, and after a fork.
+    """A cache of decoded blocks by number. It can be shared, pickled, and used after a fork.
 
     Args:
         store: reads the blocks.
@@ -31,13 +31,13 @@ class BlockCache:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held between counting a block and storing
-        it, so that bytes are counted anew."""
+        """Replace the lock and count the bytes again, since another thread may have held the lock
+        at the fork, between counting a block and storing it."""
         self._lock = threading.Lock()
         self._bytes = sum(map(_bytes, self._blocks.values()))
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
-        """Return the requested blocks; those that are not cached are read.
+        """Return the requested blocks, after reading those that are not cached.
         Raises: see `BlockStore.read`."""
         with self._lock:
             blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
@@ -75,7 +75,7 @@ class BlockCache:
             self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
         if len(self._blocks) < num_blocks:
             LOG.debug(
-                "%s: evicted %d blocks of %.1f MB from the block cache, %d kept",
+                "%s: evicted %d blocks (%.1f MB) from the block cache; %d remain",
                 self.store.snapshot.folder,
                 num_blocks - len(self._blocks),
                 (num_bytes - self._bytes) / 1e6,

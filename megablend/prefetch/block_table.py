@@ -13,7 +13,7 @@ from megablend.kernels.reader.gather import SLOT_DTYPE, gather_tokens, mark_docu
 from megablend.order.base import Spans
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
-"""An array of each kind of tokens, by which a kernel is compiled for the kind."""
+"""An empty array of each token type; a kernel is compiled for each of these types."""
 _NO_BLOCK = np.array((0, -1, 0, 0, 0), SLOT_DTYPE)
 """An empty slot, whose size is negative."""
 

@@ -1,7 +1,8 @@
 """The bytes that coming steps read, and when they are due, for storages that keep copies of files
 on this node.
 
-A storage with copies fetches ranges in the order in which they are due, and evicts the last first.
+A storage with copies fetches ranges in the order in which they are due, and evicts those that are
+due last first.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from megablend.run.run import Run
 from megablend.storage.hints import DueRanges, HintedStorage, takes_hints
 
 CHUNK_SAMPLES = 1 << 14
-"""Samples that are located together, which bounds the memory that this takes."""
+"""Number of samples that are located together; it bounds the memory that this takes."""
 MAX_BLOCKS = 1 << 20
-"""The most blocks of one plan; the blocks of later steps are left out."""
+"""Maximum number of blocks in one plan; the blocks of later steps are left out."""
 
 
 def find_mirror(run: Run) -> HintedStorage | None:
-    """Return the run's storage if it keeps copies of files of the run; None if it keeps none."""
+    """Return the run's storage if it keeps copies of the run's files, otherwise None."""
     storage = run.store.storage
     snapshot = run.store.snapshot
     paths = (snapshot.path(each.files.start, run.store.roots) for each in snapshot.columns)
@@ -78,7 +79,7 @@ def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, I
 
 
 def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
-    """List the ranges that reading blocks requires, file by file, with the ranges of their
+    """List the byte ranges to read for blocks, file by file, including the ranges of their
     dictionaries and of their blocks of extra columns.
 
     Args:
@@ -135,7 +136,7 @@ def _list_dictionaries(store: BlockStore, blocks: Int64s, due: Float64s) -> list
 
 
 def _find_first_due(keys: Int64s, due: Float64s) -> Int64s:
-    """Find, for each distinct one of `keys`, int64 [n], the position that is due first: int64
+    """For each distinct value in `keys`, int64 [n], find the position that is due first: int64
     [num_distinct], by ascending key."""
     order = np.lexsort((due, keys))
     is_first = np.diff(keys[order], prepend=-1) > 0
@@ -143,7 +144,7 @@ def _find_first_due(keys: Int64s, due: Float64s) -> Int64s:
 
 
 def _find_stops(snapshot: Snapshot, blocks: Int64s) -> Int64s:
-    """Find where the block after each of `blocks` begins in its file, or the file ends: int64
+    """Find where the block after each of `blocks` begins in its file, or where the file ends: int64
     [n]."""
     files = snapshot.file_of(blocks)
     stops = snapshot.files.sizes[files]

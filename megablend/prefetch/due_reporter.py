@@ -1,6 +1,6 @@
-"""A thread that announces what a loader will read to a storage that keeps copies of files.
+"""A thread that tells a storage that keeps copies of files what a loader will read.
 
-It announces reads up to the end of the next epoch: later due times do not make better choices.
+It announces reads up to the end of the next epoch: later ones do not affect what to keep.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from megablend.storage.hints import HintedStorage
 from megablend.system.log import LOG
 
 MAX_SAMPLES = 1 << 22
-"""The most samples of one loader that an announcement covers; later ones cover what follows."""
+"""Maximum number of samples of a loader per announcement; later announcements cover the rest."""
 FIRST_SECONDS = 0.2
-"""Supposed time between steps before any was taken. A wrong one does little harm, since what counts
-is which bytes are due first."""
+"""Assumed time between steps until it can be measured. A wrong value does little harm, since what
+matters is which bytes are due first."""
 _FIRST_STEPS = 64
-"""Steps of the first announcement, which is planned in no time."""
+"""Number of steps in the first announcement, few enough to be planned immediately."""
 _FEWEST_STEPS = 16
-"""The fewest steps from which the time between steps is measured."""
+"""Minimum number of steps from which the time between steps is measured."""
 _REPEAT_SECONDS = 60.0
-"""Time after which an announcement is repeated even if steps come when they were announced for."""
+"""Time after which an announcement is repeated even if steps are taken when they were expected."""
 _TURN_SECONDS = 1.0
-"""Time between two looks at the loader's progress."""
+"""Time between two checks of the loader's progress."""
 _OFF_SECONDS = 1.0
 _OFF_STEPS = 1.5
-"""The seconds, and the multiple of the time between steps, by which steps may come earlier or later
-than was announced before it is corrected."""
+"""An announcement is corrected if steps deviate from it by more than _OFF_SECONDS plus _OFF_STEPS
+times the time between steps."""
 _QUIET_FACTOR = 20
 """A correction waits for this multiple of the time that the previous announcement took, so that
 planning takes at most about a twentieth of a CPU."""
@@ -42,7 +42,7 @@ _reader_numbers = itertools.count()
 
 
 def report_due(run: Run, future: StepSequence) -> DueReporter | None:
-    """Begin to announce to the run's storage what a loader will read; None if the storage keeps no
+    """Start telling the run's storage what a loader will read; return None if the storage keeps no
     copies of the run's files.
 
     Args:
@@ -53,7 +53,7 @@ def report_due(run: Run, future: StepSequence) -> DueReporter | None:
 
 
 class DueReporter:
-    """Announces to a storage what a loader will read, in a thread that ends with this object."""
+    """Tells a storage what a loader will read, in a thread that ends with this object."""
 
     def __init__(self, announcer: _Announcer) -> None:
         end = threading.Event()
@@ -72,7 +72,7 @@ class DueReporter:
         self._announcer.num_ahead = num_ahead
 
     def close(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Tell the thread to end, without waiting for it."""
         self._finalizer()
 
 
@@ -87,9 +87,9 @@ class _Announcer:
 
     def __init__(self, run: Run, future: StepSequence, storage: HintedStorage) -> None:
         self.num_taken = 0
-        """Steps of `future` that were taken; the loader's thread changes it."""
+        """Number of steps of `future` that have been taken, updated by the loader's thread."""
         self.num_ahead = 0
-        """Steps after these all of whose reads have been submitted."""
+        """Number of steps after these whose reads have all been submitted."""
         self._run = run
         self._future = future
         self._storage = storage
@@ -98,9 +98,9 @@ class _Announcer:
         self._has_failed = False
 
     def announce_until(self, end: threading.Event) -> None:
-        """Announce the first steps, then all of them; and again each minute, also after a failure,
-        and where steps come earlier or later than was announced. At the `end`, announce that
-        nothing more is read."""
+        """Announce the first steps, then all of them. Repeat this every minute, even after a
+        failure, and when steps are taken earlier or later than announced. When `end` is set,
+        announce that nothing more will be read."""
         future = self._future
         horizon = min(
             count_horizon(self._run, future.first),
@@ -136,8 +136,8 @@ class _Announcer:
         self._announce(0, 0)
 
     def _announce(self, step: int, num_steps: int) -> None:
-        """Announce what `num_steps` steps from `step` on read, instead of what was announced
-        before. Only the first failure is logged: if it matters, reading fails as well."""
+        """Announce what `num_steps` steps from `step` on read; this replaces the previous
+        announcement. Only the first failure is logged: if it matters, reading fails as well."""
         began = time.monotonic()
         try:
             planned = plan_due(self._run, self._future, step, self._step_seconds, num_steps)
@@ -146,7 +146,7 @@ class _Announcer:
             self._storage.set_due(self._reader, ranges)
         except MegablendError as error:
             if not self._has_failed:
-                LOG.warning("cannot announce to the mirror what will be read: %s", error)
+                LOG.warning("cannot announce coming reads to the mirror: %s", error)
             self._has_failed = True
 
 

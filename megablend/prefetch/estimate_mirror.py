@@ -1,5 +1,5 @@
-"""The data that mirrors take from the source, from one another and from their disks, found by
-planning the reads of a run's loaders and simulating what the mirrors keep.
+"""Estimates of the data that mirrors read from the source, from one another and from their disks,
+made by planning the reads of a run's loaders and simulating what the mirrors keep.
 
 Reads that open files, repeated fetches after a failure or a restart, and evictions due to fetching
 ahead are not included.
@@ -29,13 +29,13 @@ from megablend.storage.mirror_values import ALL
 from megablend.system.digest import hex_digest
 
 MAX_PAGES = 1 << 20
-"""About the most reads of pages that are simulated. Of longer runs, the reads of one portion in n are
-simulated, in mirrors of an n-th of the size."""
+"""Approximate maximum number of page reads that are simulated. For longer runs, only the reads of
+one portion in n are simulated, with mirrors of an n-th of the size."""
 _PORTION_PAGES = PORTION_BLOCKS * BLOCK_BYTES // PAGE_BYTES
 _PIECE_PAGES = PIECE_BLOCKS * BLOCK_BYTES // PAGE_BYTES
 _FILE_PAGES = 1 << 40
-"""More pages than any file has: a page's number in all files is its file's number times this, plus
-its number in the file."""
+"""More pages than any file has: a page's number among the pages of all files is its file's number
+times this, plus its number in the file."""
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio: products with it scatter neighbouring numbers."""
 
@@ -59,29 +59,29 @@ class MirrorEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorEstimate:
-    """The data that the mirrors of a job take to read train."""
+    """The data that the mirrors of a job transfer when the split train is read."""
 
     nodes: int
     size: int | None
-    """Bytes of each node's mirror; None: as many as are needed."""
+    """Bytes of each node's mirror; None for as many as are needed."""
     copies: int
     needed_bytes: int
     """Bytes of the pages that are read, each counted once; 0 if all files are local."""
     fits: bool
     """Whether all these pages fit into the mirrors together, with their copies."""
     is_exact: bool
-    """Whether all reads were simulated, not those of some parts of the files."""
+    """Whether all reads were simulated, rather than those of some parts of the files."""
     epochs: tuple[MirrorEpoch, ...]
 
 
 def estimate_mirror(
     run: Run, loaders: Loaders, *, num_nodes: int, size: int | None
 ) -> MirrorEstimate:
-    """Find what a split's loaders take through mirrors, from its first sample to its last.
+    """Estimate what a split's loaders read through mirrors, from its first sample to its last.
 
     Args:
-        num_nodes: the nodes over which the ranks are divided, equally, neighbours together.
-        size: bytes of each node's mirror; None: that of the run's `mirror` setting, or no limit.
+        num_nodes: number of nodes; neighbouring ranks are on the same node, equally many on each.
+        size: bytes of each node's mirror; None for that of the run's `mirror` setting, or no limit.
 
     Raises: ConfigError if memory is too small, or if there are too many nodes.
     """
@@ -171,7 +171,7 @@ def _choose_portions(pages: Int64s, one_in: int) -> Int64s:
 
 
 def _join_reads(parts: list[PageReads]) -> PageReads:
-    """Join reads, by time, without repetitions: neighbouring ranges may share a page."""
+    """Join reads, sorted by time and without duplicates: neighbouring ranges may share a page."""
     if not parts:
         nothing = np.empty(0, np.int64)
         return PageReads(nothing, nothing, nothing)
@@ -206,7 +206,7 @@ def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: in
 def _count_epochs(
     run: Run, num_samples: int, reads: PageReads, sent: dict[str, Int64s], one_in: int
 ) -> Iterator[MirrorEpoch]:
-    """Count what all nodes do in each epoch, if one portion in `one_in` was simulated.
+    """Count what all nodes transfer in each epoch, if one portion in `one_in` was simulated.
 
     Args:
         sent: for each read, how often its page is sent from the source, over the network, and from

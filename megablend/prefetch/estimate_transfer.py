@@ -1,5 +1,5 @@
-"""The transfer that reading a run takes: requests, bytes and their price, found by planning the
-reads of its loaders.
+"""Estimates of what reading a run transfers: requests, bytes and their price. They are made by
+planning the reads of the run's loaders.
 
 What is read while blocks are decoded (extra columns), and again after a failure or a restart, is
 not included.
@@ -25,19 +25,19 @@ from megablend.storage.store_options import StoreOptions, find_options
 from megablend.storage.transfer import RequestCount, Transfer, extrapolate, price_transfer
 
 _OPENED_FILES = 256
-"""Files to open, of all sources together."""
+"""Number of files to open, of all sources together."""
 _FEWEST_FILES = 4
-"""Files to open of each source, even if these are more in all."""
+"""Minimum number of files to open of each source, even if the total exceeds _OPENED_FILES."""
 _OPENING_TOLERANCE = 0.1
-"""Uncertainty of how many files are opened, where that is computed from chances."""
+"""Relative uncertainty of the number of opened files, where it is computed from probabilities."""
 _TOLERANCE = 0.05
-"""Uncertainty of figures that are not exact: requests may be sent a second time, and files that
-were not opened may differ from those that were."""
+"""Relative uncertainty of figures that are not exact: requests may be sent a second time, and files
+that were not opened may differ from those that were."""
 
 
 def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
-    """Find what the loaders of a split request from object stores, from the run's first sample to
-    its last.
+    """Estimate what the loaders of a split request from object stores, from the run's first sample
+    to its last.
 
     Returns: None if no source is in an object store, or a file cannot be opened.
     Raises: ConfigError if memory is too small.
@@ -60,7 +60,7 @@ def _count_transfer(
     """Count what the run requests, from the reads of stretches.
 
     Args:
-        is_whole: whether each stretch is all steps of a process.
+        is_whole: whether each stretch comprises all steps of a process.
 
     Raises: see BlockStore.begin_read.
     """
@@ -113,12 +113,12 @@ class _Figures:
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._num_samples = np.array([stretch.samples for stretch in stretches])
         self.of_stretches = np.zeros((len(stretches), 3))
-        """Of each stretch: [stretches, 3]. Without opening files if stretches are not whole."""
+        """Figures of each stretch, [stretches, 3]; if they are not whole, without opening files."""
         self.of_opening = np.zeros((2, 3))
-        """Of opening files in all of the run, at least and at most, if stretches are not whole."""
+        """The least and the greatest figures of opening files, if stretches are not whole."""
 
     def extrapolate(self, future: StepSequence, *, is_whole: bool) -> tuple[Float64s, Float64s]:
-        """Return the least and the greatest figures of all of the run."""
+        """Return the least and the greatest figures of the whole run."""
         if is_whole:
             return extrapolate(self.of_stretches, len(future.begins))
         per_sample = self.of_stretches / self._num_samples[:, np.newaxis]
@@ -128,12 +128,12 @@ class _Figures:
 
 
 def _copy_unopened(store: BlockStore) -> BlockStore:
-    """Return a store of the same blocks that knows nothing of the files yet."""
+    """Return a store of the same blocks that has not opened any of their files."""
     return type(store)(**store.__getstate__() | {"storage": store.storage.for_reading()})
 
 
 def _spread(numbers: Int64s, count: int) -> Int64s:
-    """Choose at most `count` evenly spaced ones of some numbers."""
+    """Choose at most `count` of `numbers`, evenly spaced."""
     chosen = np.linspace(0, len(numbers) - 1, min(count, len(numbers)))
     return numbers[np.unique(chosen.astype(np.int64))]
 
@@ -146,8 +146,8 @@ def _bound_opened_files(
 ) -> tuple[float, float]:
     """Estimate the least and the greatest number of a source's files that all processes open.
 
-    A process opens a file if it reads one of the file's blocks, each of which it reads with the
-    same chance.
+    A process opens a file if it reads one of its blocks; all blocks are assumed to be read with the
+    same probability.
 
     Args:
         reads: reads of the source, of each stretch.

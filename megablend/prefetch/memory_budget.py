@@ -53,8 +53,8 @@ class BlockNeed(NamedTuple):
     blocks: int
     """Bytes of decoded blocks that are in memory at once."""
     with_reading: int = 0
-    """Bytes of these blocks, and those that reading the largest of them takes in addition, which
-    may use a budget's part for reads."""
+    """Bytes of these blocks plus those needed to read the largest of them, which may come from a
+    budget's part for reads."""
 
     def fits(self, budget: Budget) -> bool:
         """Return whether a budget has room for the blocks."""
@@ -106,7 +106,7 @@ def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
 
 
 def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
-    """Divide the part of `memory` that batches and block orders leave."""
+    """Divide the part of `memory` that remains after batches and block orders."""
     extra = memory // EXTRA_PART if run.extra_columns else 0
     return Budget(batches=batches, orders=orders, **divide_rest(memory - batches - orders - extra))
 
@@ -143,8 +143,7 @@ def check_sample(config: Config) -> None:
 
 
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
-    """Count those of the run's lanes that a process reads if its steps begin `stride` samples
-    apart."""
+    """Count the lanes of a run that a process reads if its steps begin `stride` samples apart."""
     # The first samples of its steps are in every gcd(lanes, stride)-th lane
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))
 
@@ -157,8 +156,8 @@ def count_lane_bytes(run: Run, num_lanes: int) -> Int64s:
 
 def _bytes_per_lane(run: Run) -> Int64s:
     """Count the bytes of the blocks that a lane keeps of each source, in the stage that needs most:
-    int64 [num_sources]. These are the blocks of a cycle and, at most, one that a cycle began and
-    did not finish."""
+    int64 [num_sources]. These are the blocks of a cycle and at most one that the previous cycle did
+    not finish."""
     block_tokens = np.maximum(1, run.data.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.data.parts))
     for blend in run.blends:
@@ -198,8 +197,8 @@ def _token_bytes(run: Run) -> Int64s:
 
 
 def format_bytes(size: float, *, up: bool = False) -> str:
-    """Format a size in KiB, MiB or GiB; with `up` rounded up, for messages that say how much is
-    enough."""
+    """Format a size in KiB, MiB or GiB. With `up` it is rounded up, for messages that say how much
+    is enough."""
     power = max(1, min(3, int(math.log2(size + 1) / 10)))
     tenths = 10 * size / 1024**power
     return f"{(math.ceil(tenths) if up else tenths) / 10:.1f} {' KMG'[power]}iB"

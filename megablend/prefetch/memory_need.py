@@ -3,8 +3,8 @@ suffice.
 
 A process needs room for the blocks that its lanes are in, so that none is read twice; and for the
 blocks of each of its steps, since `windows` refuses a step that does not fit. If there are many
-steps, some are examined: the first ones, and if `memory` is not plentiful for them, others all over
-the run.
+steps, only some are examined: the first ones, and if `memory` is not plentiful for them, others
+throughout the run.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from megablend.run.run import Run, Section
 from megablend.run.skips import Skips
 
 FIRST_SAMPLES = 1 << 10
-"""Samples of each part of a run that are looked at first."""
+"""Number of samples of each part of a run that are examined first."""
 MOST_SAMPLES = 1 << 16
-"""Samples of each part of a run that are looked at if memory is not plentiful."""
+"""Number of samples of each part of a run that are examined if memory is not plentiful."""
 _PLENTIFUL = 4
-"""The memory that the first samples need, times this, is taken to be enough for all."""
+"""This multiple of the memory that the first samples need is assumed to be enough for all."""
 _NUM_STRETCHES = 16
-"""If not all steps of a part are examined, the number of stretches of neighbouring steps that
-are."""
+"""Number of stretches of neighbouring steps that are examined if not all steps of a part are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ class Loaders:
 
     @property
     def num_processes(self) -> int:
-        """Number of processes of a rank that read."""
+        """Number of processes of each rank that read."""
         return max(1, self.num_workers)
 
 
@@ -78,17 +77,17 @@ class _PartNeed:
     """The run, viewed in the section of the part."""
     budget: Budget
     num_lanes: int
-    """Lanes of the process whose next cycle continues in their blocks; 0 if there are none."""
+    """Number of lanes whose blocks the process keeps from cycle to cycle; 0 if there are none."""
     lane_bytes: Int64s
     """int64 [num_sources], bytes of the blocks of these lanes."""
     step: Int64s
-    """int64 [...], the samples of the step that needs most, of those that were looked at."""
+    """int64 [...], the samples of the step that needs most, among those that were examined."""
     step_need: BlockNeed
-    """The most that the steps that were looked at need."""
+    """The most memory that the blocks of an examined step need."""
 
     @property
     def lane_need(self) -> BlockNeed:
-        """What the blocks of the lanes need."""
+        """The memory that the blocks of the lanes need."""
         return BlockNeed(int(self.lane_bytes.sum()))
 
     @property
@@ -123,7 +122,7 @@ def check_memory(
     num_batches: int = 2,
     first: int = 0,
 ) -> None:
-    """Check that `memory` is enough for the loaders of all ranks that read on from sample `first`.
+    """Check that `memory` is enough for the loaders of all ranks, reading from sample `first` on.
 
     Args:
         micro_batch_size: samples per step of a process.
@@ -143,8 +142,9 @@ def check_memory(
 def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
     """Plan the loaders of a run that skips nothing, from its first sample to its last.
 
-    Returns: the steps of their first process, all of them complete; those of the other processes
-        start at `begins`. And the batches that exist at once in a process, see `plan_budget`.
+    Returns: the steps of the first process, all of them complete (those of the other processes
+        start at `begins`); and the number of batches that exist at once in a process, see
+        `plan_budget`.
     Raises: see `check_memory`.
     """
     micro_batch_size = loaders.micro_batch_size
@@ -163,9 +163,9 @@ def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> tuple[int, int
     """Find the memory that the loaders of a rank need.
 
     Returns: the least bytes that the rank's processes need together, for their lanes, steps,
-        batches and the orders of blocks. And the most lanes that suit the loaders and the run's
-        length and for which `memory` is enough; None if memory does not depend on lanes, or if the
-        run is too short for lanes that suit.
+        batches and the orders of blocks. And the largest number of lanes that suits the loaders and
+        the run's length and for which `memory` is enough; None if memory does not depend on lanes,
+        or if the run is too short for any suitable number.
     Raises: see `check_memory`.
     """
     micro_batch_size = loaders.micro_batch_size
@@ -242,7 +242,7 @@ def _list_parts(section: Section, skips: Skips, first: int) -> list[tuple[int, i
 
 def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[BlockNeed, Int64s]:
     """Find the most that one of the steps needs, and the samples of the step that needs the largest
-    share of a budget, int64 [...]; among all steps, or among stretches of them with about
+    share of a budget, int64 [...]; considering all steps, or stretches of them with about
     `num_samples` samples."""
     num_steps = -(-(steps.stop - steps.first) // steps.stride)
     length = num_steps
@@ -286,18 +286,17 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
     largest = int(need.lane_bytes.argmax())
     raise ConfigError(
         f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(need.memory, up=True)} or more: "
-        f"the blocks of {need.num_lanes} of the {max(blend.lanes for blend in run.blends)} lanes take "
-        f"{format_bytes(need.lane_bytes.sum())} (most of it for source {run.sources[largest].name!r}: "
-        f"{format_bytes(need.lane_bytes[largest])}), {num_batches} batches of {micro_batch_size} samples take "
-        f"{format_bytes(need.budget.batches)}, and the sources' block orders {format_bytes(need.budget.orders)}; "
-        "raise `memory`, or lower `shuffle_window`, `lanes`, the micro batch size or the block sizes"
+        f"the blocks of {need.num_lanes} lanes take {format_bytes(need.lane_bytes.sum())} "
+        f"(source {run.sources[largest].name!r}: {format_bytes(need.lane_bytes[largest])}), {num_batches} batches of "
+        f"{micro_batch_size} samples {format_bytes(need.budget.batches)}, block orders "
+        f"{format_bytes(need.budget.orders)}; raise `memory`, or lower `shuffle_window`"
     )
 
 
 def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int) -> int:
-    """Count how many times the samples of a stride the number of lanes may be, at most `most`, so
-    that each process can keep the blocks of its lanes, as many micro batches of them, in
-    `block_bytes`."""
+    """Return the largest multiple of a stride's samples, at most `most`, that the number of lanes
+    may be: each process must be able to keep the blocks of its lanes, `micro_batch_size` lanes per
+    stride, in `block_bytes`."""
 
     def are_too_many(strides: int) -> bool:
         return int(count_lane_bytes(run, strides * micro_batch_size).sum()) > block_bytes

@@ -18,12 +18,12 @@ from megablend.run.run import Run
 from megablend.storage.transfer import extrapolate
 
 _PLANNED_SAMPLES = 1 << 16
-"""About the samples of the stretches that are planned at first; shorter runs are planned whole."""
+"""Approximate number of samples in the stretches planned first; shorter runs are planned whole."""
 _FEWEST_STRETCHES = 4
-"""The fewest stretches that are planned, since how much they differ has to be seen."""
+"""Minimum number of stretches that are planned: fewer would not show how much stretches differ."""
 _WIDEST = 1.3
-"""If the most that may be read exceeds this multiple of the least, twice as many stretches are
-planned."""
+"""If the upper estimate of what is read exceeds this multiple of the lower one, twice as many
+stretches are planned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class PlannedRead:
 
     read: Read
     num_dictionaries: int
-    """Dictionaries that are read with it, since they are not cached then."""
+    """Number of dictionaries that are read with it because they are not cached at that time."""
     dictionary_bytes: int
     """Stored bytes of these dictionaries."""
 
@@ -51,14 +51,14 @@ class Stretch(NamedTuple):
 
 
 def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[list[Stretch], bool]:
-    """Plan the reads of all processes, or of some; or of parts of them if a process has many
-    samples. More are planned if the stretches differ much.
+    """Plan the reads of all processes or of some, or of parts of them if a process has many
+    samples. If the stretches differ much, more are planned.
 
     Args:
         future: the steps of the first process, see `plan_loaders`.
         num_batches: see `plan_budget`.
 
-    Returns: the stretches; whether each is all steps of a process.
+    Returns: the stretches; whether each comprises all steps of a process.
     """
     begins = future.begins
     samples_of_process = future.stop // len(begins)
@@ -84,8 +84,7 @@ def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[li
 
 
 def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
-    """Return whether what the stretches read in a sample differs too much to extrapolate from
-    them."""
+    """Return whether the reads per sample differ too much between stretches to extrapolate."""
     # Samples of another length may begin before the second window does
     if any(stretch.samples == 0 for stretch in stretches):
         return True
@@ -103,9 +102,9 @@ def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
 def _plan_stretch(
     run: Run, future: StepSequence, first: int, num_batches: int, *, is_whole: bool
 ) -> Stretch:
-    """Plan all reads of the process that begins with sample `first`; or those of the second window
-    from `first` on, and of further ones if windows are short. In the first window nothing is in
-    memory, unlike in the middle of a run."""
+    """If `is_whole`, plan all reads of the process that begins with sample `first`; otherwise those
+    of the second window from `first` on, and of further ones if windows are short. The first window
+    is skipped because nothing is in memory then, unlike in the middle of a run."""
     dictionaries = Dictionaries(0)
     num_samples = 0
     reads = list[PlannedRead]()

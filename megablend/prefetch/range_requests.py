@@ -1,5 +1,5 @@
-"""Requests of ranges by many reads. A range that several reads need is *shared*: it is requested
-once, by the read that *owns* it, for which the others wait."""
+"""Requests for ranges that many reads make. A range that several reads need is *shared*: it is
+requested once, by the read that *owns* it, for which the others wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megablend.storage.waits import Waits
 Requested: TypeAlias = Future[list[tuple[FileRead, FetchedRanges]]]
 """The ranges that were requested, each with the file that they are for."""
 _COMPLETE: Requested = call_now(list)
-"""Stands for ranges that were passed to their files already."""
+"""A completed request, for ranges that have already been passed to their files."""
 
 
 def add_to_files(requested: Requested) -> None:
@@ -46,7 +46,7 @@ class RangeRequests:
         self._claiming = threading.Lock()
 
     def request(self, files: Sequence[FileRead], owned: list[RangeKey]) -> Requested | None:
-        """Request the ranges that files need next; None if they need no more.
+        """Request the ranges that files need next; return None if they need no more.
 
         Args:
             owned: receives the shared ranges that the caller's read owns from now on, and which
@@ -87,8 +87,8 @@ class RangeRequests:
     def _claim(
         self, ranges: FileRanges, owned: list[RangeKey], new: list[Future[FetchedRanges]]
     ) -> Future[FetchedRanges] | None:
-        """Become the owner of shared ranges, or join the read that owns them; None for ranges that
-        are not shared.
+        """Become the owner of shared ranges, or join the read that owns them; return None for
+        ranges that are not shared.
 
         Args:
             owned, new: receive the ranges' key and future if the caller becomes their owner.
@@ -111,8 +111,8 @@ class RangeRequests:
         shared: Sequence[Future[FetchedRanges] | None],
         unrequested: list[Future[FetchedRanges]],
     ) -> list[Future[FetchedRanges]]:
-        """Request ranges from the storage, except those that another read owns; return what each
-        of `requests` is awaited with.
+        """Request ranges from the storage, except those that another read owns; return the future
+        to wait for, for each of `requests`.
 
         Args:
             shared: for each of the requests, what `_claim` returned.

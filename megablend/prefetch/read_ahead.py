@@ -64,7 +64,7 @@ class _TableUse:
 
 
 class ReadAhead:
-    """The samples of consecutive steps.
+    """The samples of consecutive steps, read ahead of their use.
 
     Args:
         run: the run to read.
@@ -110,7 +110,7 @@ class ReadAhead:
         self._stop = 0  # number of steps of the current window
 
     def next(self) -> Samples | None:
-        """Return the samples of the next step; None after the last one.
+        """Return the samples of the next step, or None after the last one.
 
         Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError if
             memory is too small.
@@ -142,7 +142,7 @@ class ReadAhead:
         self._in_flight.clear()
 
     def _advance(self) -> bool:
-        """Advance to the next window; False if there is none."""
+        """Advance to the next window; return False if there is none."""
         if self._in_flight:
             self._in_flight.popleft()
             self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
@@ -185,8 +185,8 @@ class ReadAhead:
         )
 
     def _add_planned_window(self) -> bool:
-        """Add the window that a thread plans, waiting for it if need be; False if there is
-        none."""
+        """Add the window that a thread is planning, after waiting for it if necessary; return False
+        if there is none."""
         window = self._planned.result()
         if window is None:
             return False
@@ -197,8 +197,8 @@ class ReadAhead:
         return True
 
     def _submit_reads(self) -> None:
-        """Submit reads while there is memory; those of the next window after all of the current
-        one's."""
+        """Submit reads while there is memory; all reads of the current window come before those of
+        the next one."""
         for in_flight in self._in_flight:
             if not self._submit_fitting(in_flight):
                 return
@@ -222,7 +222,7 @@ class ReadAhead:
         in_flight.unfinished.append(read)
 
     def _wait_for_blocks(self, current: InFlightWindow) -> None:
-        """Wait for the blocks that this step is the first to need, and put them into the table."""
+        """Wait for the blocks first needed by the current step; put them into the table."""
         while current.unissued and current.unissued[0].first_use <= self._step:
             self._submit_read(current)
         while current.unfinished and current.unfinished[0].first_use <= self._step:
@@ -241,7 +241,7 @@ class ReadAhead:
             current.unfinished.popleft()
 
     def _gather(self, schedule: ReadSchedule) -> Samples:
-        """Gather the samples of this step, whose blocks are in the table."""
+        """Gather the samples of the current step, whose blocks are in the table."""
         use = self._use
         step = self._step
         samples_here = slice(use.step_offsets[step], use.step_offsets[step + 1])
@@ -259,7 +259,7 @@ class ReadAhead:
         return samples
 
     def _release(self) -> None:
-        """Drop the blocks whose last step this was."""
+        """Drop the blocks that need not be kept after the current step."""
         dropped_before = self._use.dropped_before
         first = dropped_before[self._step]
         stop = dropped_before[self._step + 1]

@@ -75,7 +75,7 @@ def read_amplification(
 
 
 class Dictionaries:
-    """Simulates the least-recently-used cache of megablend.formats.parquet.decoding.dictionaries.
+    """A simulation of the cache in megablend.formats.parquet.decoding.dictionaries.
 
     Args:
         max_bytes: limit for the cached dictionaries, in stored bytes; a single one may exceed it.
@@ -88,14 +88,14 @@ class Dictionaries:
         self.seen: dict[int, int] = {}
         """Stored bytes of each requested dictionary, by number."""
         self.num_read = 0
-        """Dictionaries that were read, each as often as it was."""
+        """Number of times that dictionaries were read."""
 
     def resize(self, max_bytes: int) -> None:
         """Change the limit."""
         self._max_bytes = max_bytes
 
     def read(self, numbers: Int64s, sizes: Int64s) -> int:
-        """Request dictionaries in turn, and return the bytes that this reads.
+        """Request dictionaries one after another; return how many bytes are read for them.
 
         Args:
             numbers: int64 [n].

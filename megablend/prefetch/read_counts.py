@@ -1,4 +1,4 @@
-"""Counters of reads: updated where bytes are fetched and decoded, collected batch by batch."""
+"""Counters of reads, updated where bytes are fetched and decoded and collected batch by batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megablend.system.after_fork import unlock_in_children
 
 
 class ReadCounts(NamedTuple):
-    """Counters that can be added."""
+    """Counters of reads, which can be added."""
 
     requests: int = 0
     """Requests of ranges; ranges of a file that are fetched together count as one request."""
@@ -29,7 +29,7 @@ class ReadCounts(NamedTuple):
     """Samples whose loss mask is 0 because their bytes are damaged."""
     retries: int = 0
     """Requests to object stores and web servers that were tried again. This counter and those below
-    are of all readers of the process."""
+    cover all readers of the process."""
     mirror_bytes: int = 0
     """Bytes of mirrored files that were on this node's disk."""
     source_bytes: int = 0
@@ -52,7 +52,8 @@ NOTHING_READ = ReadCounts()
 
 
 class ReadMeter:
-    """Adds up the reads of a process's threads. Safe to share between threads, and after a fork."""
+    """A meter that adds up the reads of a process's threads. Safe to share between threads, and to
+    use after a fork."""
 
     def __init__(self) -> None:
         self._counts = NOTHING_READ
@@ -60,8 +61,8 @@ class ReadMeter:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held; and count the process's counters
-        from here, since those of the parent are the parent's."""
+        """Replace the lock, which another thread may have held, and count the process's counters
+        from their present values, which are the parent's."""
         self._lock = threading.Lock()
         self._of_process = get_counts()
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class ReadPipeline:
-    """Fetches and decodes blocks in the order in which they are requested.
+    """A pipeline that fetches and decodes blocks in the order in which they are requested.
 
     Args:
         store: the blocks of the index.
@@ -73,8 +73,8 @@ class ReadPipeline:
         self._is_abandoned = False
 
     def submit(self, read: Read) -> None:
-        """Request the blocks of a read: `read.blocks` receives them, or an exception as of
-        BlockStore.read."""
+        """Request the blocks of a read: `read.blocks` receives them, or an exception that
+        BlockStore.read may raise."""
         with self._lock:
             self._waiting.append(read)
         self._start_reads()
@@ -95,10 +95,10 @@ class ReadPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads, and cancel requests; the threads end once nobody refers to the
+        """Start no more reads, and cancel requests; the threads end once nothing refers to the
         pipeline.
 
-        This is for the garbage collector, which may run in any thread, also one of the pipeline's
+        This is for the garbage collector, which may run in any thread, including the pipeline's
         own, and between any two instructions: it must not need a lock or wait for a thread.
         """
         self._is_abandoned = True
@@ -124,7 +124,7 @@ class ReadPipeline:
     def _submit(
         self, threads: ThreadPoolExecutor, work: Callable[[Read], None], read: Read
     ) -> None:
-        """Let one of `threads` do some work for a read; if that fails, the read ends with the
+        """Have one of `threads` do some work for a read; if that fails, the read ends with the
         error."""
         # If `threads.submit` fails, a thread may have begun nevertheless: whoever takes turn 0
         # handles the read

@@ -1,5 +1,5 @@
-"""The needs of a loader's coming steps: samples, where the samples' tokens are stored, the blocks
-there, and when each block is used. Nothing is read here.
+"""What a loader's coming steps need: the samples, where their tokens are stored, the blocks there,
+and when each block is used. Nothing is read here.
 
 A sample number determines the blocks that the sample needs, so future reads are known.
 """
@@ -19,8 +19,8 @@ from megablend.order.base import Spans
 from megablend.run.run import Run, Section
 
 DICTIONARY_GROWTH = 3
-"""Memory for reading a dictionary, as a multiple of its stored bytes: once these, and twice as many
-for the decompressed ones, whose number the index does not have."""
+"""Memory for reading a dictionary, as a multiple of its stored bytes: these themselves, and twice
+as many for the decompressed ones, whose number is not in the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class StepSequence:
     """Samples from the start of a step to the start of the next: samples per step over all ranks,
     times workers."""
     stop: int
-    """Samples of the run; the last step may be shorter."""
+    """Number of samples in the run; the last step may be shorter."""
 
     @property
     def begins(self) -> range:
@@ -139,8 +139,8 @@ def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedStep
 
 
 def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
-    """Count what each step needs if it is read alone: the bytes of its blocks; and these together
-    with what reading the largest of them takes, as in ReadSchedule: arrays of int64 [num_steps]."""
+    """Count what each step needs if it is read alone: the bytes of its blocks; and these plus the
+    bytes needed to read the largest of them, as in ReadSchedule: arrays of int64 [num_steps]."""
     spans = located.spans
     num_steps = len(located.step_offsets) - 1
     ids, span_blocks = np.unique(spans.blocks, return_inverse=True)
@@ -202,7 +202,7 @@ def _steps_of_spans(located: LocatedSteps) -> Int64s:
 
 
 def _memory_bytes(run: Run, ids: Int64s, rows: Array) -> tuple[Int64s, Int64s]:
-    """See BlockStore.memory_bytes."""
+    """Return what BlockStore.memory_bytes returns for blocks of the run."""
     has_documents = run.settings.masks.inter_document_masking
     return run.store.memory_bytes(ids, rows, documents=has_documents)
 

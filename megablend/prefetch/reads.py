@@ -17,12 +17,12 @@ from megablend.prefetch.windows import Window
 from megablend.run.run import Run
 
 READ_BYTES = 4 << 20
-"""The most decoded bytes of blocks that are read together, unless a single block has more."""
+"""Maximum number of decoded bytes in one read, unless a single block has more."""
 READS_AHEAD = 16
-"""About the fewest reads of a window, so that threads can share even a short one."""
+"""Approximate minimum number of reads in a window, so that threads can share even a short one."""
 _MEMORY_PART = 8
-"""A read takes at most this part of the memory for reads, so that several are in flight even where
-memory is scarce."""
+"""A read takes at most the memory for reads divided by this, so that several reads are in flight
+even where memory is scarce."""
 RangeKey = tuple[str, int]
 """Path and offset of a range that several reads need."""
 
@@ -50,7 +50,7 @@ class Read:
     """The decoded blocks, for which a submitted read is awaited; None if the interpreter is
     shutting down."""
     file_reads: list[FileRead] = field(default_factory=list)
-    """While the read is in flight, what is fetched of each file."""
+    """The reads of single files, while this read is in flight."""
     shared: list[RangeKey] = field(default_factory=list)
     """Ranges that this read fetches for other reads as well."""
 
@@ -59,8 +59,8 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
     If storages respond at once, as local disks do, portions of several files are read together,
-    since a read costs more than another file in it; elsewhere each read has one portion, since a
-    read waits for its slowest request.
+    since adding a file to a read costs less than another read; elsewhere each read has one portion,
+    since a read waits for its slowest request.
     """
     sizes = window.schedule.sizes
     window_bytes = int(sizes[window.reads].sum())
@@ -85,7 +85,7 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
 
 def _split_files(run: Run, window: Window, max_bytes: int) -> list[Int64s]:
     """Split the blocks that a window reads into portions of about `max_bytes` at most, by first
-    use. A portion is of one file: int64 [n], indices of its blocks into `ids` of the window's
+    use. A portion belongs to one file: int64 [n], indices of its blocks into `ids` of the window's
     schedule, by first use."""
     now = window.schedule
     files = run.store.snapshot.file_of(now.ids[window.reads])
@@ -105,7 +105,7 @@ def _split_files(run: Run, window: Window, max_bytes: int) -> list[Int64s]:
 
 
 def _make_read(run: Run, window: Window, portions: list[Int64s]) -> Read:
-    """Make the read of the blocks of portions, the first of which is used first."""
+    """Make the read of some portions' blocks; the first portion is the one that is used first."""
     now = window.schedule
     indices = np.sort(np.concatenate(portions))
     return Read(

@@ -37,7 +37,7 @@ class Sample:
     """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another
     block, begins; the first is 0."""
     extra: dict[str, npt.NDArray[Any]]
-    """By extra column, one value per token: [num_tokens]."""
+    """For each extra column, one value per token: [num_tokens]."""
 
 
 class Samples(NamedTuple):
@@ -53,13 +53,13 @@ class Samples(NamedTuple):
     """bool [n, tokens per sample]: where a document, or its continuation in another block, begins;
     None if not requested."""
     extra: dict[str, npt.NDArray[Any]]
-    """By extra column, one value per token: [n, tokens per sample]."""
+    """For each extra column, one value per token: [n, tokens per sample]."""
     masked: npt.NDArray[np.bool_] | None = None
     """bool [n]: samples that contain tokens of a damaged block; None where there are none."""
 
 
 def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
-    """Locate samples `ks`, at least one, and read the blocks of all together.
+    """Locate samples `ks`, of which there is at least one, and read all their blocks together.
 
     Raises: IndexError for a sample outside the run; MissingFileError, ChangedFileError,
         CorruptFileError from its files.
@@ -89,8 +89,8 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
 
 
 def read_samples(run: Run, block_cache: BlockCache, ks: npt.ArrayLike) -> Samples:
-    """Locate samples `ks`, at least one, and read their blocks; `begins` is set only if the config
-    needs it. Raises: see `read_each`."""
+    """Locate samples `ks`, of which there is at least one, and read their blocks; `begins` is set
+    only if the config needs it. Raises: see `read_each`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     with_begins = run.settings.masks.inter_document_masking

@@ -2,7 +2,7 @@
 they lack.
 
 A page leaves the source if no node holds it. The node that reads a page and the first home of the
-page's piece keep it, and evict first the pages that they will need last.
+page's piece keep it, and evict the pages that they will need last first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from megablend.arrays import Int64s
 
 
 class PageReads(NamedTuple):
-    """Reads of pages, by time; a page that a node reads twice for one step is read once: arrays of
-    int64 [n]."""
+    """Reads of pages, by time; a page that a node reads twice for one step is listed once: arrays
+    of int64 [n]."""
 
     pages: Int64s
     """Number of the page, unique over all files."""
@@ -30,12 +30,12 @@ class PageReads(NamedTuple):
 def simulate(
     reads: PageReads, homes: Int64s, num_nodes: int, room: int | None
 ) -> tuple[Int64s, Int64s]:
-    """Simulate reads of pages, one after another. Of the pages that are not needed again, which are
-    given up first, the one that was read longest ago comes first.
+    """Simulate reads of pages, one after another. Pages that are not needed again are evicted
+    first, starting with the one that was read longest ago.
 
     Args:
         homes: int64 [n, copies], the homes of each read's page.
-        room: pages that a node can hold; None: any number.
+        room: number of pages that a node can hold; None for any number.
 
     Returns: for each read the number of times that its page is sent by the source (once or not at
         all), and by a node to another one: int64 [n] each.
@@ -80,7 +80,7 @@ class _Mirror:
     """The mirror of a node.
 
     Args:
-        room: pages that the mirror can hold; None: any number.
+        room: number of pages that the mirror can hold; None for any number.
     """
 
     def __init__(self, room: int | None) -> None:
@@ -95,8 +95,8 @@ class _Mirror:
         return page in self._next_reads
 
     def keep(self, page: int, next_read: int) -> bool:
-        """Hold a page, and give up pages that are needed later if there is no room; return whether
-        the page is held then."""
+        """Keep a page, and evict the pages that are needed last if there is no room; return whether
+        the page itself was kept."""
         self._next_reads[page] = next_read
         if self._room is None:
             return True
@@ -109,8 +109,8 @@ class _Mirror:
 
 
 def _find_next(pages: Int64s, nodes: Int64s) -> Int64s:
-    """Find the next read of each read's page by the same node: int64 [n]. Where there is none, the
-    result is above the numbers of all reads, the further the earlier the read is."""
+    """Find the next read of each read's page by the same node: int64 [n]. If there is none, the
+    result is greater than the number of any read, and greater the earlier the read is."""
     count = len(pages)
     order = np.lexsort((nodes, pages))
     is_same = (np.diff(pages[order]) == 0) & (np.diff(nodes[order]) == 0)

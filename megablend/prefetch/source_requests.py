@@ -1,5 +1,5 @@
-"""The requests that planned reads of one source's files make. These depend on the format, so that
-some files are opened to find out.
+"""The requests that planned reads of one source's files make. They depend on the format, so some
+files are opened to find out.
 
 *Figures* are three numbers, float64 [3]: requests, and the least and the most bytes that they
 return. The bytes differ if requests depend on what was read before.
@@ -22,16 +22,16 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.ranges import FileRanges
 
 _TRIED_READS = 8
-"""The number of a source's reads that make their first requests, if only the responses to these
-show what else a read requests."""
+"""Number of reads of a source whose first requests are actually made, if only the responses show
+what else a read requests."""
 
 
 class SourceRequests:
     """The requests that reads of a source's files make.
 
     Args:
-        store: a BlockStore that has opened none of them.
-        opened: numbers of the files to open; the other files are taken to be alike.
+        store: a BlockStore that has opened none of the files.
+        opened: numbers of the files to open; the other files are assumed to be alike.
         reads: the reads of each stretch.
     """
 

@@ -33,10 +33,10 @@ from megablend.prefetch.read_schedule import (
 from megablend.run.run import Run
 
 FIRST_SAMPLES = 1 << 8
-"""Samples of the first window, which delay the first step; each window is twice as long as the
-previous one."""
+"""Number of samples in the first window, which delays the first step; each window is twice as long
+as the previous one."""
 WINDOW_SAMPLES = 1 << 14
-"""The most samples of a window."""
+"""Maximum number of samples in a window."""
 _SPAN_BYTES = 640
 """Memory for planning per span of a window: three windows exist at once, and the arrays from which
 one is made."""
@@ -56,8 +56,7 @@ class Window:
     """int64 [...], numbers of the blocks of earlier windows that are dropped when this one
     begins."""
     max_bytes: int
-    """Limit for blocks in memory, including those being read, while this window's blocks are
-    read."""
+    """Limit for blocks in memory, including those being read, during this window's reads."""
 
 
 def plan_windows(
@@ -130,11 +129,10 @@ def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) ->
     number = int(run.store.snapshot.file_of(schedule.ids[largest : largest + 1])[0])
     return ConfigError(
         f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(least, up=True)} or more: the "
-        f"blocks of a step of {len(schedule.samples)} samples take {format_bytes(schedule.sizes.sum())} (from sample "
-        f"{schedule.samples[0]:,} on), reading the largest of them (of "
-        f"{run.store.snapshot.path(number, run.store.roots)}) takes {format_bytes(schedule.reading[largest])} more, "
-        f"and batches and the sources' block orders take {format_bytes(budget.batches + budget.orders)}; raise "
-        "`memory`, or lower micro_batch_size or the sources' block sizes"
+        f"blocks of a step of {len(schedule.samples)} samples take {format_bytes(schedule.sizes.sum())}, reading the "
+        f"largest (of {run.store.snapshot.path(number, run.store.roots)}) {format_bytes(schedule.reading[largest])}, "
+        f"batches and block orders {format_bytes(budget.batches + budget.orders)}; raise `memory`, or lower "
+        "micro_batch_size"
     )
 
 

@@ -338,7 +338,7 @@ def test_telling_goes_on_after_a_failure(
         assert sum(1 for _ in loader) == loader.batches_total
         assert log.told
     assert [each.message for each in caplog.records] == [
-        "cannot announce to the mirror what will be read: x: is not there now"
+        "cannot announce coming reads to the mirror: x: is not there now"
     ]
 
 

@@ -14,15 +14,17 @@ ROUNDS = 8
 """Rounds of the network: with two, it fails statistical tests of uniformity by hundreds of sigma;
 with four to eight, it passes."""
 PACKED = 15
-"""The most entries whose permutation fits into a 63-bit integer, with four bits for each entry."""
+"""Maximum number of entries whose permutation fits into a 63-bit integer, with four bits for each
+entry."""
 
 
 @device
 def permuted(i: int, n: int, key: int) -> int:
-    """Entry i of the permutation of [0, n) that `key` chooses; 0 <= i < n <= 2^50.
+    """Return entry i of the permutation of [0, n) that `key` chooses; 0 <= i < n <= 2^50.
 
-    A Feistel network on a * b >= n, a = ceil(sqrt(n)), walked until it falls below n (nearly always
-    at once). It is far from uniform for few entries, which are shuffled exactly instead.
+    The permutation is a Feistel network on a * b >= n, a = ceil(sqrt(n)), applied until the result
+    is below n (nearly always at once). It is far from uniform for few entries, which are shuffled
+    exactly instead.
     """
     if n <= PACKED:
         return (_packed(n, key) >> 4 * i) & 15
@@ -42,7 +44,7 @@ def permuted(i: int, n: int, key: int) -> int:
 
 @device
 def unpermuted(entry: int, n: int, key: int) -> int:
-    """The i for which `permuted(i, n, key)` is `entry`; 0 <= entry < n <= 2^50."""
+    """Return the i for which `permuted(i, n, key)` is `entry`; 0 <= entry < n <= 2^50."""
     if n <= PACKED:
         packed = _packed(n, key)
         i = 0
@@ -65,8 +67,8 @@ def unpermuted(entry: int, n: int, key: int) -> int:
 
 @device
 def _packed(n: int, key: int) -> int:
-    """An exact Fisher-Yates shuffle of n <= PACKED entries, as one integer with four bits for each
-    entry."""
+    """Return an exact Fisher-Yates shuffle of n <= PACKED entries, as one integer with four bits
+    for each entry."""
     entries = 0xEDCBA9876543210
     for last in range(n - 1, 0, -1):
         other = bounded_hash(key, last, last + 1)
@@ -77,8 +79,8 @@ def _packed(n: int, key: int) -> int:
 
 @kernel
 def shuffle(entries: npt.NDArray[np.int64], key: int, epoch: int, group: int) -> None:
-    """Shuffle entries, int64 [n], in place: an exact Fisher-Yates shuffle that (key, epoch, group),
-    each in [0, 2^63), choose."""
+    """Shuffle entries, int64 [n], in place by the exact Fisher-Yates shuffle that (key, epoch,
+    group), each in [0, 2^63), choose."""
     shuffle_key = hash_combine(hash_combine(key, epoch), group)
     for last in range(len(entries) - 1, 0, -1):
         other = bounded_hash(shuffle_key, last, last + 1)

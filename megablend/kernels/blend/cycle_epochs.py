@@ -1,8 +1,8 @@
 """The epochs of a source in a cycle: the epoch that a position belongs to, and the ordinals of
 epochs that begin and end there.
 
-An epoch that lies within a cycle is a period by itself (megablend.kernels.blend.periods), and needs
-only the counts at the cycle's edges. For each leaf, the counts of the cycle that was used last are
+An epoch within a single cycle is a period by itself (megablend.kernels.blend.periods), and needs
+only the counts at the cycle's edges. For each leaf, the counts of the most recently used cycle are
 kept, since a cycle may have many short epochs.
 """
 
@@ -28,7 +28,7 @@ from megablend.kernels.blend.tree import leaf_counts
 # Fields of a row that describes one cycle of a leaf; they follow PART_FIELDS fields, the leaf's
 # positions in the cycle
 CYCLE = PART_FIELDS
-"""The cycle; -1 if none is described."""
+"""The number of the cycle; -1 if the row describes none."""
 SEEN = PART_FIELDS + 1
 """Number of the leaf's samples before the cycle."""
 COUNTS = PART_FIELDS + 2
@@ -37,9 +37,9 @@ COUNTS = PART_FIELDS + 2
 
 @device
 def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int64s) -> int:
-    """The epoch of a leaf's sample at a position of a cycle. If the estimate allows only one epoch
-    in the cycle, nothing is counted; otherwise row `rank` of counts, int64 [num_leaves, COUNTS],
-    describes this cycle afterwards."""
+    """Return the epoch of a leaf's sample at a position of a cycle. If the estimate allows only one
+    epoch in the cycle, nothing is counted; otherwise row `rank` of counts, int64 [num_leaves,
+    COUNTS], describes this cycle afterwards."""
     if leaf.epoch_tokens == 0:
         return 0
     if counts[leaf.rank, CYCLE] != cycle:
@@ -79,8 +79,8 @@ def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s
 
 @device
 def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
-    """Whether all ordinals [epoch_first, epoch_stop) of an epoch are in a cycle; False if `row`,
-    the leaf's row of `counts`, does not describe the cycle."""
+    """Return whether all ordinals [epoch_first, epoch_stop) of an epoch are in a cycle; False if
+    `row`, the leaf's row of `counts`, does not describe the cycle."""
     return bool(
         row[CYCLE] == cycle
         and row[SEEN] <= epoch_first
@@ -92,8 +92,8 @@ def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, r
 def ordinal_in_cycle(
     lanes: int, position: int, key: int, epoch: int, epoch_first: int, epoch_stop: int, row: Int64s
 ) -> int:
-    """The ordinal of a leaf's position in a cycle, in an epoch of ordinals
-    [epoch_first, epoch_stop) that is within the cycle.
+    """Return the ordinal of a leaf's position in a cycle, in an epoch of ordinals [epoch_first,
+    epoch_stop) that is within the cycle.
 
     Args:
         key: key of the cycle, the source and the lane.

@@ -1,5 +1,5 @@
-"""Count the ordinals of a period that each lane has: prefix sums over residues, in closed form, and
-their inverse by bisection.
+"""Count the ordinals of a period that each lane gets: prefix sums over residues, in closed form,
+and their inverse by bisection.
 
 A period's ordinals are dealt to the lanes in runs of neighbours, by residue; a lane walks its run
 cycle by cycle. Cycles are counted from the period's first one. See megablend.kernels.blend.periods.
@@ -14,8 +14,8 @@ from megablend.kernels.blend.periods import ALL, BEGIN, DEALT_STOP, END, FIRST_D
 
 @device
 def epoch_edges(period: Int64s, local_cycle: int) -> tuple[int, int]:
-    """The part [lowest, highest) of what is dealt in cycle number `local_cycle` of the period that
-    belongs to the period's epoch; `highest` is ALL if the epoch does not end there."""
+    """Return the part [lowest, highest) of the ordinals dealt in cycle number `local_cycle` of the
+    period that belongs to the period's epoch; `highest` is ALL if the epoch does not end there."""
     lowest = int(period[FIRST_DEALT]) if local_cycle == 0 else 0
     highest = (
         int(period[DEALT_STOP]) if local_cycle == int(period[END] - period[BEGIN]) - 1 else ALL
@@ -40,8 +40,8 @@ def dealt_below(
 
 @device
 def residue_of(period: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
-    """The residue whose lane gets the ordinal at `place` among the ordinals of the period's cycles
-    [first, stop)."""
+    """Return the residue whose lane gets the ordinal at `place` among the ordinals of the period's
+    cycles [first, stop)."""
     low = 0
     high = lanes
     while high - low > 1:

@@ -2,9 +2,9 @@
 megablend.kernels.blend.lanes.locate.
 
 Counts at the edges of cycles give an ordinal's period. In a period, ordinals are dealt to lanes by
-residue, so that a bisection over residues finds the lane, a walk over the period's cycles the
-cycle, and the inverse of the keyed permutation the turn; the pattern of the cycle then gives the
-slot.
+residue, so that a bisection over residues finds the lane, a walk over the period's cycles finds the
+cycle, and the inverse of the keyed permutation finds the turn; the pattern of the cycle then gives
+the slot.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ def find_samples(
 
 @device
 def _is_in_tail(stage: Stage, rank: int, count: int, stop_cycle: int) -> bool:
-    """Whether sample number `count` of a leaf, counted from 1, comes after all cycles, given the
-    first multiple of cycles' samples by which the leaf has so many."""
+    """Return whether sample number `count` of a leaf, counted from 1, is in the tail, after all
+    cycles. `stop_cycle` is the smallest number of cycles' samples among which the leaf has
+    `count`."""
     if stop_cycle * stage.step <= stage.dealt:
         return False
     _, seen = leaf_counts(stage.left_leaves, stage.left_samples, stage.total, stage.dealt, rank)
@@ -138,8 +139,8 @@ def _is_in_tail(stage: Stage, rank: int, count: int, stop_cycle: int) -> bool:
 def _find_slot(
     position: int, first: int, lanes: int, turns: int, key: int, inverse_stride: int
 ) -> int:
-    """The slot of a lane in a cycle that is dealt the position `position` of the cycle: what
-    `megablend.kernels.blend.lanes.locate` does, backwards.
+    """Return the slot at which a lane takes `position` in a cycle: the inverse of
+    `megablend.kernels.blend.lanes.position_of`.
 
     Args:
         first: the lane's first position, before slots are rotated.
@@ -167,7 +168,7 @@ def fill_period_of(
 
 @device
 def _is_mixed(period: Int64s, parts: Int64s, lanes: int, local_cycle: int) -> bool:
-    """Whether ordinals of more than one epoch are dealt in cycle number `local_cycle` of the
+    """Return whether ordinals of more than one epoch are dealt in cycle number `local_cycle` of the
     period."""
     lowest, highest = epoch_edges(period, local_cycle)
     left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
@@ -180,8 +181,8 @@ def _is_mixed(period: Int64s, parts: Int64s, lanes: int, local_cycle: int) -> bo
 def _lane_dealt(
     period: Int64s, parts: Int64s, lanes: int, local_cycle: int, residue: int
 ) -> tuple[int, int, int]:
-    """The part [low, high) of what is dealt in cycle number `local_cycle` of the period that goes
-    to a residue. Returns low, high, and the turn of `low`."""
+    """Return the part [low, high) of the ordinals dealt in cycle number `local_cycle` of the period
+    that goes to a residue, and the turn of `low`."""
     left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
     before, mine, first = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
     lowest, highest = epoch_edges(period, local_cycle)

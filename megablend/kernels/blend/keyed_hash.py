@@ -1,7 +1,8 @@
-"""Keyed hashing: from integers in [0, 2^63) to integers in [0, 2^63).
+"""Keyed hashes from integers in [0, 2^63) to integers in [0, 2^63).
 
 Products wrap only in uint64: for signed integers, numba lets LLVM assume that none overflows.
-Outside of this module all numbers are signed, because numba makes floats of a uint64 and an int64.
+Outside of this module all numbers are signed, because numba promotes a uint64 and an int64 to
+float64.
 
 Source: SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014; the variant of Vigna's
     splitmix64.c).
@@ -35,11 +36,11 @@ def mix(x: np.uint64) -> np.uint64:
 
 @device
 def hash_combine(key: int, value: int) -> int:
-    """The key of `value` under `key`, all in [0, 2^63)."""
+    """Return the key of `value` under `key`, all in [0, 2^63)."""
     return int(np.int64(mix(mix(np.uint64(key) + _GOLDEN) ^ np.uint64(value)) >> _1))
 
 
 @device
 def bounded_hash(key: int, value: int, size: int) -> int:
-    """A number in [0, size) for `value` under `key`; biased by less than size / 2^63."""
+    """Return a number in [0, size) for `value` under `key`; biased by less than size / 2^63."""
     return hash_combine(key, value) % int(size)

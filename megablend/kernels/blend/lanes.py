@@ -5,12 +5,13 @@ Sample j is slot j // K of its cycle and lane j % K. A cycle of b slots lays its
 by source, in the tree's leaf order; lane l owns the positions x of one residue x % K, so that it
 gets floor or ceil of its part of every source, and at slot p takes x = (firsts[l] + K * ((stride *
 p + shift) % b)) % (b * K), `shift` being keyed by the cycle.
-megablend.blend.interleavings.lane_schedule says how firsts and stride are chosen. What a stage has
-beyond a multiple of K follows the tree's own order.
+megablend.blend.interleavings.lane_schedule says how firsts and stride are chosen. The samples of a
+stage beyond a multiple of K follow the tree's own order.
 
 A source's ordinals in a *period* (megablend.kernels.blend.periods: up to leaf_spans[rank] cycles)
-are dealt to the lanes in runs of neighbours, by residue. A lane walks its run front to back, each
-cycle's part of it in a keyed order; in a cycle in which an epoch ends, each epoch's part.
+are dealt to the lanes in runs of neighbours, by residue. A lane walks its run from front to back
+and takes each cycle's part of it in a keyed order; in a cycle in which an epoch ends, it takes each
+epoch's part in such an order.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ from megablend.kernels.blend.tree import leaf_at, leaf_counts
 
 
 class Cycle(NamedTuple):
-    """A cycle of a stage, and what all of its samples have in common."""
+    """A cycle of a stage: the numbers that all of its samples have in common."""
 
     number: int
     low: int
     high: int
-    """Its samples, [low, high)."""
+    """The cycle's samples are [low, high)."""
     turns: int
-    """Number of its slots, and of the turns of each residue."""
+    """Number of slots, and of turns of each residue."""
     schedule: int
-    """Number of its schedule: 0 for a full cycle, otherwise that of the short cycle."""
+    """Number of the cycle's schedule: 0 for a full cycle, otherwise that of the short cycle."""
     shift: int
-    """Number of turns by which its slots are rotated."""
+    """Number of turns by which the slots are rotated."""
     key: int
 
 
@@ -153,13 +154,14 @@ def locate(
 
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
-    """The number of turns by which a cycle of `turns` slots is rotated; `start`: see `locate`."""
+    """Return the number of turns by which a cycle of `turns` slots is rotated; `start`: see
+    `locate`."""
     return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 
 @device
 def cycle_key(seed: int, start: int, cycle: int) -> int:
-    """The key of a cycle; `start`: see `locate`."""
+    """Return the key of a cycle; `start`: see `locate`."""
     return hash_combine(hash_combine(seed, start), cycle)
 
 
@@ -175,13 +177,13 @@ def make_cycle(stage: Stage, number: int, num_schedules: int, seed: int, start: 
 
 @device
 def position_of(cycle: Cycle, first: int, stride: int, slot: int, lanes: int) -> int:
-    """The position that a lane takes at a slot of a cycle, given the lane's first position and the
-    stride of the cycle's schedule."""
+    """Return the position that a lane takes at a slot of a cycle, given the lane's first position
+    and the stride of the cycle's schedule."""
     turn = (stride * slot + cycle.shift) % cycle.turns
     return (first + lanes * turn) % (cycle.high - cycle.low)
 
 
 @device
 def cycle_edges(stage: Stage, cycle: int) -> tuple[int, int]:
-    """A cycle's samples [low, high)."""
+    """Return the samples [low, high) of a cycle."""
     return cycle * stage.step, min((cycle + 1) * stage.step, stage.dealt)

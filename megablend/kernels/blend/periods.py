@@ -13,8 +13,8 @@ epoch 1 has a period of cycles 3 to 5:
                    ^                                     ^
               FIRST_DEALT = 3                      DEALT_STOP = 4
 
-    BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of them that
-    have samples of no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
+    BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of its cycles
+    that have samples of no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
 
 In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K
 of residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:
@@ -25,10 +25,11 @@ of residue x % K, and each residue belongs to one lane. With K = 4 lanes and pos
         turn 3          12  13  14   .       RIGHT_TURN = 3, RIGHT_RESIDUE = 3
 
 Positions are dealt by residue, so by lane, and then by turn: 8, 12 | 9, 13 | 6, 10, 14 | 7, 11 are
-dealt as 0 to 8. In a cycle in which an epoch ends, what is dealt first is the old epoch's, the rest
-the new one's. Thus epochs are mixed within one cycle at most; docs/resume.md proves how far.
+dealt as 0 to 8. In a cycle in which an epoch ends, the ordinals that are dealt first belong to the
+old epoch, the others to the new one. Thus epochs are mixed within one cycle at most; docs/resume.md
+proves how far.
 
-`epoch_tokens` of 0 stands for a source whose epochs are not regarded: all of it is one epoch.
+`epoch_tokens` is 0 for a source whose epochs are ignored: all of it is one epoch.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ class Stage(NamedTuple):
     total: int
     """Number of samples."""
     dealt: int
-    """Number of samples of the stage's cycles, including the short one; the others are the tail."""
+    """Number of samples in the stage's cycles, including the short one; the others are the tail."""
     lanes: int
     step: int
-    """Samples of a full cycle."""
+    """Number of samples of a full cycle."""
 
 
 class Leaf(NamedTuple):
@@ -97,7 +98,7 @@ class Leaf(NamedTuple):
     span: int
     """Number of cycles of a full period."""
     epoch_tokens: int
-    """Tokens of an epoch; 0 if epochs are not regarded."""
+    """Tokens of an epoch; 0 if epochs are ignored."""
     sample_tokens: int
     """Tokens from one sample's start to the next one's."""
 
@@ -148,8 +149,8 @@ def period_of(
     cycle: int,
     ordinal: int,
 ) -> tuple[int, int]:
-    """The cycles [begin, end) of the period that has an ordinal, which belongs to cycle `cycle` by
-    the counts at the cycle's edges.
+    """Return the cycles [begin, end) of the period that has an ordinal, which belongs to cycle
+    `cycle` by the counts at the cycle's edges.
 
     Other arguments: see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
@@ -163,8 +164,8 @@ def period_of(
 
 @device
 def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple[int, int]:
-    """The cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle `cycle`;
-    the last cycles may have none.
+    """Return the cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle
+    `cycle`; the last cycles may have none.
 
     Args:
         epoch_first: the first ordinal of the epoch.
@@ -281,9 +282,9 @@ def ordinal_in_period(
     periods: Int64s,
     parts: Int64s,
 ) -> int:
-    """The ordinal of a leaf's position in a cycle of a period that has been entered.
+    """Return the ordinal of a leaf's position in a cycle of a period that has been entered.
 
-    In the period's first and last cycle, only what is dealt of its epoch counts.
+    In the period's first and last cycles, only the ordinals of its epoch count.
 
     Args:
         key: key of the cycle, the source and the lane, which orders the lane's part of the cycle.
@@ -342,7 +343,7 @@ def count_dealt(
 
 @device
 def epoch_of(leaf: Leaf, ordinal: int) -> int:
-    """The epoch in which a sample begins."""
+    """Return the epoch in which a sample begins."""
     return (int(leaf.first_token) + int(ordinal) * int(leaf.sample_tokens)) // int(
         leaf.epoch_tokens
     )
@@ -350,16 +351,16 @@ def epoch_of(leaf: Leaf, ordinal: int) -> int:
 
 @device
 def epoch_start(leaf: Leaf, epoch: int) -> int:
-    """The first ordinal whose sample begins in an epoch or later; below 0 if the epoch began before
-    the stage."""
+    """Return the first ordinal whose sample begins in an epoch or later; below 0 if the epoch began
+    before the stage."""
     before = int(epoch) * int(leaf.epoch_tokens) - int(leaf.first_token)
     return (before + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
 
 
 @device
 def epoch_bounds(leaf: Leaf, epoch: int) -> tuple[int, int]:
-    """The ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 if it began
-    before the stage."""
+    """Return the ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 if it
+    began before the stage."""
     if leaf.epoch_tokens == 0:
         return 0, ALL
     return epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)

@@ -25,7 +25,7 @@ STRETCH_DTYPE = np.dtype(
         ("skip", "<i8"),  # added to the places of tokens in the block whose number is 0
     ]
 )
-"""A stretch: blocks that a source reads one after the other. `offsets` and `entries` are
+"""A stretch: blocks that a source reads one after another. `offsets` and `entries` are
 addresses."""
 Stretches = npt.NDArray[np.void]
 

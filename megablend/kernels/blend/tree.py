@@ -64,10 +64,10 @@ def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: I
 
 @device
 def heavy_child_count(n: int, part: int, whole: int) -> int:
-    """floor(n * part / whole + 1/2), exact, for 0 <= n, part <= whole < 2^50.
+    """Return floor(n * part / whole + 1/2), exactly, for 0 <= n, part <= whole < 2^50.
 
     The quotient in doubles is off by less than 1 (three roundings of 2^-53 of at most 2^50); the
-    remainder, which is small, is right although the products wrap in 64 bits (unsigned: numba
+    remainder, which is small, is correct although the products wrap in 64 bits (unsigned: numba
     assumes that signed ones do not overflow).
     """
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
@@ -114,7 +114,7 @@ def leaf_counts(
 def call_leaf_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
 ) -> tuple[int, int]:
-    """`leaf_counts`, for callers outside of kernels."""
+    """Call `leaf_counts` from outside of kernels."""
     return leaf_counts(left_leaves, left_samples, total, n, rank)
 
 
@@ -122,8 +122,8 @@ def call_leaf_counts(
 def leaf_at(
     left_leaves: Int32s, left_samples: Int64s, total: int, start: int, stop: int, position: int
 ) -> int:
-    """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <=
-    position < stop - start."""
+    """Return the rank of the leaf at `position` when samples [start, stop) are laid out leaf by
+    leaf; 0 <= position < stop - start."""
     node = 0
     rank = 0
     size = len(left_leaves)
@@ -200,7 +200,7 @@ def call_least_multiple(
     count: int,
     step: int,
 ) -> int:
-    """`least_multiple`, for callers outside of kernels."""
+    """Call `least_multiple` from outside of kernels."""
     return least_multiple(left_leaves, left_samples, total, leaf_total, rank, count, step)
 
 
@@ -214,8 +214,8 @@ def least_multiple(
     count: int,
     step: int,
 ) -> int:
-    """The least m such that leaf `rank` has `count` samples, 1 to leaf_total, among the first
-    min(m * step, total).
+    """Return the least m such that leaf `rank` has `count` samples, 1 to leaf_total, among the
+    first min(m * step, total).
 
     The leaf's count is within 2 of its share (3 with the rounding of doubles), so m is one of about
     1 + 6 * total / leaf_total / step numbers, among which it is found by bisection.

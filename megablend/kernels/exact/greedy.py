@@ -1,22 +1,22 @@
 """Megatron's greedy blend, bit for bit: each step takes the dataset that is furthest behind its
 weight.
 
-At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c,
-in IEEE doubles without a fused multiply-add; the greatest error wins, the first dataset
-among equals, and its count goes up by one. A dataset whose count reaches its cap is out:
-that makes the exhaustive blend.
+At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c, in IEEE
+doubles without a fused multiply-add; the dataset with the greatest error wins, the first among
+equals, and its count is incremented. A dataset whose count reaches its cap is excluded: this gives
+the exhaustive blend.
 
 `fill_by_scan` looks at every dataset at every step. `fill` looks at few:
 
 - Datasets of one weight and cap are a group and take turns, in order. Group g has weights[g],
-  caps[g] and its members, ascending, from firsts[g] to firsts[g + 1]; its state is turns[g], whose
-  turn it is, and counts[g], that member's count (those before it have one more).
-- Until it is drawn a group's error never falls as t rises, not even in doubles, for rounding is
+  caps[g] and its members, ascending, from firsts[g] to firsts[g + 1]; its state is turns[g], the
+  member whose turn it is, and counts[g], that member's count (the members before it have one more).
+- Until it is drawn a group's error never falls as t rises, not even in doubles, since rounding is
   monotone: a group that is below some level at the end of a window can be left out of the whole
-  window, as long as the winners reach the level. One below it is not used: the window ends there,
-  and the next level is lower. A window of OUTER steps leaves out most groups, each window of INNER
-  steps within it most of the rest, and so does each of SHORT steps within that. Where the levels
-  are changes the speed, never the result; they follow the lowest winner of the window before.
+  window, as long as the winners reach the level. A winner below the level is not used: the window
+  ends there, and the next level is lower. A window of OUTER steps leaves out most groups, each
+  window of INNER steps within it most of the rest, and so does each of SHORT steps within that. The
+  levels affect the speed, never the result; they follow the lowest winner of the previous window.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from megablend.jit import device, kernel
 OUTER = 256
 INNER = 64
 SHORT = 16
-"""Steps of the windows. An outer window has as many as a 32nd of the groups, if that is more."""
+"""Number of steps of the outer, inner and short windows. An outer window has one step for every 32
+groups, if that is more than OUTER."""
 # The margin is how far a level is below the lowest winner of the last window. The margin is widened
 # if a winner was below the level, and narrowed otherwise
 _LEAST_MARGIN = 1e-9
@@ -220,8 +221,8 @@ def fill(
 def _select(
     groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s
 ) -> int:
-    """Fill `out` with the groups whose error at step t is at the level or above. Returns how many
-    there are.
+    """Fill `out` with the groups whose error at step t reaches the level. Returns how many there
+    are.
 
     Numbers of groups are unsigned: a signed index could be negative, and every access would check
     for that.

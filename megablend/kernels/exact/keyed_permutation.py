@@ -1,10 +1,10 @@
-"""A keyed permutation of [0, n), computed for many entries at once; and the datasets of samples
-that lie one after another.
+"""A keyed permutation of [0, n), computed for many entries at once; and a search for the datasets
+that contain given positions.
 
-The permutation is a Feistel network on the least power of two that holds n, walked until below n
-(twice on average at worst). Its halves are 32-bit words and it has no divisions, so that rounds
-over a block of entries become vector instructions. Made for large n: a network is far from uniform
-on few entries, and any on a power of two is an even permutation.
+The permutation is a Feistel network on the least power of two that is at least n, applied until the
+result is below n (twice on average at worst). Its halves are 32-bit words and it has no divisions,
+so that rounds over a block of entries become vector instructions. It is made for large n: a network
+is far from uniform on few entries, and every network on a power of two is an even permutation.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> Non
 def find_owner(
     positions: Int64s, starts: Int64s, shift: int, heads: Int32s, datasets: Int16s, samples: Int64s
 ) -> None:
-    """Fill datasets [n] with the dataset that has each position, and samples [n] with the number of
-    the sample in this dataset.
+    """Fill datasets [n] with the dataset that contains each position, and samples [n] with the
+    number of the sample in this dataset.
 
     Args:
         positions: int64 [n], below starts[-1].

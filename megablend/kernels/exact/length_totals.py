@@ -1,10 +1,10 @@
-"""Compute the least of sequence lengths, their sum, and a checksum of them in their order, in one
-pass.
+"""Compute the minimum and the sum of sequence lengths, and a checksum that depends on their order,
+in one pass.
 
 checksum = the sum, over all positions i and modulo 2^32, of mix(length + GOLDEN * i), where `mix`
 is the finalizer of MurmurHash3 (Appleby). Checksums of pieces add up to the checksum of the whole,
-so lengths may be read in any pieces; `mix` is one to one, so a single length that changes always
-changes the checksum. numpy's minimum and sum and zlib's CRC-32 take five times as long.
+so lengths may be read in pieces of any size; `mix` is one to one, so a single length that changes
+always changes the checksum. numpy's minimum and sum and zlib's CRC-32 take five times as long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CHUNK = 2048
 
 @kernel
 def total_lengths(lengths: Int32s, position: int) -> tuple[int, int, int]:
-    """Return the least length, or 0 if none is negative; the sum of the lengths; their checksum.
+    """Return the least length, or 0 if none is negative; the sum of the lengths; and their
+    checksum.
 
     Args:
         lengths: int32 [n], tokens.

@@ -37,7 +37,7 @@ _18 = np.uint32(18)
 Entries = npt.NDArray[Any]
 
 BUFFER = 8192
-"""Partners drawn at once: 32 KiB."""
+"""Number of partners that are drawn at once: 32 KiB."""
 AHEAD = 96
 """Prefetch distance, in swaps."""
 
@@ -57,7 +57,7 @@ def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
 
 @device
 def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
-    """`shuffle`, for other kernels to call."""
+    """Shuffle entries as `shuffle` does; for other kernels to call."""
     last = len(entries) - 1
     count = 0
     if last < 1:
@@ -111,7 +111,7 @@ def _draw(
 
     Each is a word under the mask of its bound's bits, drawn again while it is above the bound. With
     each word, one of `swaps` swaps of entries[last], entries[last - 1], ... with their partners is
-    made, as long as there are some.
+    made, as long as any remain.
 
     Args:
         key: uint32 [WORDS], is advanced.
@@ -186,7 +186,7 @@ def _twist(upper: np.uint32, lower: np.uint32, far: np.uint32) -> np.uint32:
 
 @device
 def temper(key: Uint32s, words: Uint32s) -> None:
-    """Fill words, uint32 [WORDS], with the numbers that the key stands for."""
+    """Fill words, uint32 [WORDS], with the random numbers that the key yields."""
     for k in range(WORDS):
         y = key[k]
         y ^= y >> _11

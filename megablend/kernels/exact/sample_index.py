@@ -89,7 +89,7 @@ def cut(
     Args:
         lengths: int32 [num_lengths], 1 or more.
         documents: int32 [n], consecutive entries of the document index.
-        first: place of documents[0] in the document index.
+        first: position of documents[0] in the document index.
         start: number of tokens before documents[0].
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
@@ -135,4 +135,4 @@ def cut(
 
 
 cut_rows = device(cut)
-"""`cut`, for other kernels to call."""
+"""The function `cut`, for other kernels to call."""

@@ -2,8 +2,8 @@
 megablend.kernels.exact.sample_index.cut, faster.
 
 A sample begins in one of dozens of documents, so predicting that none begins is nearly always right
-and cheaper than computing it. What remains is the wait for the lengths, which are scattered over
-memory: they may be stored in a byte each if most fit.
+and cheaper than computing it. The remaining time is spent waiting for the lengths, which are
+scattered in memory: they may be stored in one byte each if most of them fit.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def cut_short_documents(
     sample: int,
     rows: npt.NDArray[Any],
 ) -> tuple[int, int, int]:
-    """Fill rows as megablend.kernels.exact.sample_index.cut does, which has the same other
-    arguments and results.
+    """Fill rows as megablend.kernels.exact.sample_index.cut does. The arguments that are not
+    listed, and the results, are the same.
 
     Args:
         short: the lengths as `narrow_to_uint8` gives them, or the lengths themselves.
@@ -78,4 +78,4 @@ def cut_short_documents(
 
 
 cut_short_rows = device(cut_short_documents)
-"""`cut_short_documents`, for other kernels to call."""
+"""The function `cut_short_documents`, for other kernels to call."""

@@ -1,5 +1,5 @@
 """Make all three arrays of many small Megatron datasets in one call, so that thousands of datasets
-take few steps of Python.
+need few Python operations.
 
 The operations and the order of random draws are those of megablend.megatron.exact.epochs and
 megablend.megatron.exact.samples.
@@ -18,7 +18,7 @@ from megablend.kernels.exact.sample_index import cut_rows
 from megablend.kernels.exact.short_documents import cut_short_rows
 
 _ANY_LENGTH = 1 << 31
-"""More than any length."""
+"""A number greater than any length."""
 
 
 @kernel
@@ -50,8 +50,8 @@ def fill_datasets(
             megablend.kernels.exact.numpy_shuffle.shuffle.
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
-        many: documents per sample from which on the kernel for short documents is faster.
-        near: documents whose lengths fit in a core's own caches.
+        many: number of documents per sample from which the kernel for short documents is faster.
+        near: number of documents whose lengths fit in a core's own caches.
         memory: int32, filled; the caller has checked that it has room for each dataset's int32
             [entries], int32 [samples + 1, 2] and uint32 [samples].
         filled: int64 [n], set to the rows of the sample index that are filled.

@@ -1,5 +1,5 @@
-"""Decompressing many page bodies in one call, with the system's own libraries if it has them; LZ4
-also without them (`kernels.parquet.lz4`).
+"""Decompress many page bodies in one call, with the system's own libraries if it has them; LZ4 is
+also supported without them (`kernels.parquet.lz4`).
 
 Arrow's codecs need one Python call per page, and create a new context for each.
 """
@@ -23,8 +23,8 @@ lz4_decompress = library_function(
 def expand_zstd(
     context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s
 ) -> int:
-    """Decompress frames of zstd by the system's library: only if `zstd_decompress` is not None.
-    Returns the number of the first frame that is damaged or has another size, or -1.
+    """Decompress zstd frames with the system's library; `zstd_decompress` must not be None. Returns
+    the number of the first frame that is damaged or has another size, or -1.
 
     Args:
         context: address of a ZSTD_DCtx that no other thread uses.
@@ -39,8 +39,8 @@ def expand_zstd(
 
 @kernel
 def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s) -> int:
-    """Decompress blocks of LZ4 by the system's library: only if `lz4_decompress` is not None. Args
-    and result are those of `expand_zstd`."""
+    """Decompress LZ4 blocks with the system's library; `lz4_decompress` must not be None. The
+    arguments and the result are those of `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], out_sizes[i]) != out_sizes[i]:  # type: ignore[misc]
             return i
@@ -49,7 +49,8 @@ def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s
 
 @kernel
 def expand_lz4_plainly(addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s) -> int:
-    """Decompress blocks of LZ4 by `decode_lz4`. Args and result are those of `expand_zstd`."""
+    """Decompress LZ4 blocks with `decode_lz4`. The arguments and the result are those of
+    `expand_zstd`."""
     for i in range(len(addresses)):
         if decode_lz4(addresses[i], sizes[i], outs[i], out_sizes[i]) != out_sizes[i]:
             return i

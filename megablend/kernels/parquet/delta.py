@@ -1,4 +1,4 @@
-"""Decoding differences between neighbouring integers, bit-packed in blocks.
+"""Decode differences between neighbouring integers, bit-packed in blocks.
 
 Sums wrap around, as the format requires: they are computed in uint64, and the low bits are kept.
 
@@ -88,8 +88,8 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
 
 @device
 def _zigzag(data: Pointer, position: int, end: int) -> tuple[int, np.uint64]:
-    """Read a signed integer. Returns the position after it, and the integer modulo 2**64; if
-    `position` is an error code, it is returned."""
+    """Read a signed integer. Returns the position after it, and the integer modulo 2**64; an error
+    code in `position` is returned unchanged."""
     if position < 0:
         return position, np.uint64(0)
     position, value = varint(data, position, end)

@@ -1,4 +1,4 @@
-"""Decoding dictionary indices to values.
+"""Decode dictionary indices to values.
 
 Source: parquet-format, Encodings.md ("Dictionary Encoding").
 """

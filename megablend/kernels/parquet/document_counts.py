@@ -1,5 +1,5 @@
-"""Converting pages to blocks: sums over the pages of chunks, and the page in which each document of
-a column chunk ends."""
+"""Convert pages to blocks: sum over the pages of chunks, and find the page in which each document
+of a column chunk ends."""
 
 from __future__ import annotations
 

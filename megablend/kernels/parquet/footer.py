@@ -1,5 +1,5 @@
-"""Parsing the chunks of one column in a Parquet footer: one pass over thousands of row groups,
-without Python for each group.
+"""Parse the chunks of one column in a Parquet footer: one pass over thousands of row groups,
+without running Python for each group.
 
 Unusual or damaged metadata is left to `metadata.column_chunk`, which parses in Python and reports
 what is wrong.
@@ -63,9 +63,9 @@ CHUNK_DTYPE = np.dtype(
 """A column chunk as the footer describes it."""
 
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-"""`page_encodings` if the writer stored none."""
+"""The value of `page_encodings` if the writer stored none."""
 NUMBERED = 63
-"""Number of encodings that have a bit of their own; others are unusual."""
+"""Number of encodings that have a bit of their own; files with others are unusual."""
 MAX_COUNT = 1 << 48
 """Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in
 an int64."""
@@ -181,7 +181,8 @@ def _is_sound(chunk: np.void, limit: int) -> bool:
 
 @device
 def _is_before(offset: int, size: int, limit: int) -> bool:
-    """Whether a page index, if there is one (`offset` >= 0), is plausible and before the limit."""
+    """Return whether a page index is plausible and before the limit, or does not exist (`offset` is
+    negative)."""
     if not 0 <= size <= MAX_COUNT or offset > MAX_COUNT:
         return False
     return offset < 0 or size == 0 or offset + size <= limit
@@ -329,8 +330,8 @@ def _meta_data(
 
 @device
 def _expect(data: Pointer, position: int, end: int, expected: Pointer, size: int) -> int:
-    """Compare bytes with `size` expected ones; others are unusual. Returns the position after
-    them."""
+    """Compare bytes with the `size` expected ones; any others are unusual. Returns the position
+    after them."""
     if size > end - position:
         return UNUSUAL
     for i in range(size):

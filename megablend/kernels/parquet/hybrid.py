@@ -1,4 +1,4 @@
-"""Reading Parquet's hybrid of runs of one value and bit-packed groups, one run at a time.
+"""Read Parquet's hybrid of runs of one value and bit-packed groups, one run at a time.
 
 Source: parquet-format, Encodings.md ("Run Length Encoding / Bit-Packing Hybrid").
 """

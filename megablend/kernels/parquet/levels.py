@@ -1,4 +1,4 @@
-"""Decoding the levels of Parquet pages: where rows begin among a page's tokens.
+"""Decode the levels of Parquet pages, which say where rows begin among a page's tokens.
 
 The streams of repetition and definition levels are read side by side, run by run: a run of levels
 within one row takes one step, however long it is.

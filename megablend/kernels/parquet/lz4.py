@@ -1,4 +1,4 @@
-"""Decoding a block of LZ4 without the system's library.
+"""Decode a block of LZ4 without the system's library.
 
 Source: lz4, doc/lz4_Block_format.md.
 """
@@ -62,7 +62,7 @@ def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
 @device
 def _length(data: Pointer, position: int, end: int, length: int) -> tuple[int, int]:
     """Read the rest of a length, given its four bits in the token. Returns the position after it,
-    and the length; if the bytes end too early, a length that is too large for any block."""
+    and the length; if the bytes end too early, the length is too large for any block."""
     if length == 15:
         more = 255
         while more == 255:

@@ -1,4 +1,4 @@
-"""Locating data pages by page indexes, and counting their rows and tokens."""
+"""Locate data pages by page indexes, and count their rows and tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOO_FEW_TOKENS = 1
 """A page has more nulls than rows, or fewer tokens than rows with tokens."""
 
 MAX_BYTES = (1 << 32) - 1
-"""Largest size of a block: the index has 32 bits for it."""
+"""Maximum size of a block: the index has 32 bits for it."""
 
 
 @kernel
@@ -52,8 +52,8 @@ def count_indexed_pages(
         documents: whether rows must be exact.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count, filled.
 
-    Returns: the number of the first wrong chunk, its problem, and 0; without one n, NONE, and the
-        number of pages with `scan`.
+    Returns: the number of the first wrong chunk, its problem, and 0; if no chunk is wrong, n, NONE
+        and the number of pages with `scan`.
     """
     num_uncertain = 0
     for i in range(len(encodings)):
@@ -87,7 +87,7 @@ def _count_page(
     j: int, rows: Int64s, nulls: Int64s, levels: Int64s, max_rep: int, slot_def: int
 ) -> tuple[int, int, int]:
     """Return the tokens of page j, its rows with tokens, and its null elements, given the arrays of
-    `count_indexed_pages`. The tokens are below 0 if the counts contradict each other."""
+    `count_indexed_pages`. The number of tokens is negative if the counts contradict each other."""
     max_def = len(levels) - 1
     tokens = rows[j]
     if not max_rep:

@@ -1,5 +1,5 @@
-"""Parsing many page headers: in memory, at known offsets of a file, or by scanning from each page
-to the next.
+"""Parse many page headers: in memory, at known offsets of a file, or by scanning from each page to
+the next.
 
 A header that is unusual, damaged or longer than the bytes read for it is left to
 `formats.parquet.metadata.page_header`, which parses one header in Python and reports what is wrong.
@@ -22,9 +22,10 @@ DICTIONARY = 2
 DATA_V2 = 3
 """Types of pages."""
 MAX_HEADER_BYTES = 16 << 20
-"""Largest header that is read, as in pyarrow; statistics of strings make headers long."""
+"""Maximum size of a header, as in pyarrow; statistics of strings make headers long."""
 MAX_PAGE = (1 << 31) - 1 - MAX_HEADER_BYTES
-"""Largest body of a page: the format counts in int32, and so does the index, header included."""
+"""Maximum size of the body of a page: the format counts in int32, and so does the index, header
+included."""
 
 # Ids of fields of PageHeader
 PAGE_TYPE = 1
@@ -94,7 +95,7 @@ def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers
     Args:
         fd: descriptor of the file.
         offsets: int64 [n], offset of each page in the file.
-        limits: int64 [n], byte of the file at which each page ends at the latest.
+        limits: int64 [n], offset in the file at or before which each page must end.
         probe: uint8 [size], scratch memory; `size` bytes are read for each header.
         headers: HEADER_DTYPE [n], filled.
     """
@@ -130,7 +131,7 @@ def walk_headers(
             read into it.
         chunk: first chunk that is not complete.
         offsets: int64 [n], offset in the file of the next page of each chunk; updated.
-        limit: byte of the file at which pages end at the latest.
+        limit: offset in the file at or before which all pages must end.
         num_values: int64 [n], values in the remaining data pages of each chunk; updated.
         counts: int64 [n], pages of each chunk so far; updated.
         headers: HEADER_DTYPE [room], filled.
@@ -168,7 +169,7 @@ def walk_headers(
 
 @device
 def page_end(header: np.void) -> int:
-    """Return the byte of the file after a page."""
+    """Return the offset in the file after a page."""
     return int(header["offset"] + header["header_bytes"] + header["stored_bytes"])
 
 

@@ -1,4 +1,4 @@
-"""Parsing page indexes, OffsetIndex and ColumnIndex, to arrays.
+"""Parse page indexes (OffsetIndex and ColumnIndex) to arrays.
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, PageLocation, ColumnIndex).
 """
@@ -27,7 +27,7 @@ from megablend.kernels.parquet.thrift import (
 Bytes = npt.NDArray[np.uint8]
 
 MIN_LOCATION_BYTES = 7
-"""Bytes of the smallest PageLocation: three fields, each a header and a byte, and an end."""
+"""Bytes of the smallest PageLocation: three fields, each with a header and one byte, and an end."""
 FIRST_I64 = NEXT_I64 = 1 << 4 | I64
 """Header of an int64 field whose id is higher by one than the previous field's."""
 NEXT_I32 = 1 << 4 | I32
@@ -35,7 +35,7 @@ NEXT_I32 = 1 << 4 | I32
 MAX_OFFSET = 1 << 48
 """Upper bound of plausible offsets, sizes and numbers of rows."""
 MAX_PAGE_BYTES = (1 << 31) - 1
-"""Largest size of a page."""
+"""Maximum size of a page."""
 MAX_LEVELS = 1 << 40
 """Upper bound of plausible counts of levels of a page."""
 
@@ -87,7 +87,7 @@ def page_locations(
         indexes: uint8, the encoded OffsetIndexes.
         begins, ends: int64 [n], where each OffsetIndex is in `indexes`.
         starts: int64 [n], byte of the file at which each chunk begins.
-        limit: byte of the file at which pages end at the latest.
+        limit: offset in the file at or before which all pages must end.
         num_rows: int64 [n], rows of each chunk.
         first_page: int64 [n + 1], filled with the number of each chunk's first page.
         offsets: int64 [m], filled with the offset of each page in the file; m is an upper bound of
@@ -257,7 +257,7 @@ def page_counts(
 
 @device
 def _are_counts(counts: Int64s) -> bool:
-    """Whether all counts are plausible."""
+    """Return whether all counts are plausible."""
     for level in range(counts.shape[0]):
         for page in range(counts.shape[1]):
             if not 0 <= counts[level, page] <= MAX_LEVELS:

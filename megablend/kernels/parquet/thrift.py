@@ -1,4 +1,4 @@
-"""Thrift's compact protocol in kernels: integers, fields, and skipping values.
+"""Thrift's compact protocol in kernels: read integers and fields, and skip values.
 
 Bytes are read from a pointer `data`, from index `position` on, before index `end`. A returned
 position below 0 is an error code, TRUNCATED or UNUSUAL. Kernels leave both to
@@ -20,9 +20,9 @@ TRUNCATED = -1
 UNUSUAL = -2
 """Error code: the bytes do not occur in Parquet's metadata."""
 MAX_DEPTH = 16
-"""Largest nesting of values that are skipped."""
+"""Maximum nesting depth of values that are skipped."""
 FIELDS = -1
-"""In place of a number of elements: the fields of a struct, whose number is not stored."""
+"""A count of elements that stands for the fields of a struct, whose number is not stored."""
 
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 """Wire types."""

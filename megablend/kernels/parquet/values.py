@@ -1,4 +1,4 @@
-"""Decoding the values of pages with any supported encoding in one call.
+"""Decode the values of pages with any supported encoding in one call.
 
 Source: parquet-format, Encodings.md.
 """
@@ -42,7 +42,7 @@ VALUES_DTYPE = np.dtype(
 ) = range(6)
 """Decoders, named after their encodings; RLE_DICTIONARY also decodes PLAIN_DICTIONARY."""
 SOUND, SHORT, UNLISTED = range(3)
-"""Problems: none; the values are damaged, or fewer than `count`; an index is not in the
+"""Problems: none; the values are damaged or fewer than `count`; an index is not in the
 dictionary."""
 
 
@@ -121,7 +121,7 @@ def join_streams(address: int, out: Tokens) -> None:
 @device
 def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
     """Decode booleans of one bit each from `size` bytes at `address` to `out`: a hybrid of runs and
-    bit-packed groups, or with `in_runs` false plain bits, lowest first.
+    bit-packed groups, or, if `in_runs` is false, plain bits, lowest first.
 
     Returns: 0, or -1 if the bytes end before `out` is full.
 
@@ -151,8 +151,8 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
 
 @device
 def _stated_bytes(data: Pointer, size: int) -> int:
-    """Return the number in the first four bytes, which is a size; one that is too large if there
-    are fewer bytes."""
+    """Return the size stored in the first four bytes, or a number that is too large if there are
+    fewer bytes."""
     if size < 4:
         return 1 << 32
     stated = 0

@@ -53,6 +53,6 @@ def insert_ends(
 
 @device
 def _ends(offsets: Int64s, piece: int, carried: bool, closes: bool) -> bool:
-    """Whether a piece ends a document that has tokens."""
+    """Return whether a piece ends a document that has tokens."""
     has_tokens = offsets[piece + 1] > offsets[piece] or (piece == 0 and carried)
     return has_tokens and (piece + 2 < len(offsets) or closes)

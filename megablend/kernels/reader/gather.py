@@ -1,7 +1,7 @@
-"""Gathering samples from decoded blocks: their tokens, and where documents begin in them.
+"""Gather samples from decoded blocks: their tokens, and where documents begin in them.
 
 Blocks are separate arrays, so kernels receive their addresses; the caller keeps them alive. A
-sample's spans follow each other, and together are `width` tokens.
+sample's spans follow one another and together have `width` tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOT_DTYPE = np.dtype(
 """A block that is in memory."""
 Slots = npt.NDArray[np.void]
 PORTION = 256
-"""Tokens that are copied at a time."""
+"""Number of tokens that are copied at a time."""
 
 
 @kernel

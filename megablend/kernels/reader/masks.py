@@ -1,4 +1,4 @@
-"""Make position ids, document lengths and attention masks of a batch."""
+"""Compute the position ids, document lengths and attention masks of a batch."""
 
 from __future__ import annotations
 
