@@ -1,5 +1,5 @@
-"""File formats of tokens: `format_of` detects the format of a path, `get_format` returns one by
-name, `FORMATS` lists them."""
+"""File formats that store tokens: `format_of` detects the format of a path, `get_format` returns a
+format by name, and `FORMATS` lists them."""
 
 from __future__ import annotations
 

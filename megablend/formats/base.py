@@ -73,8 +73,8 @@ blocks."""
 
 Array = npt.NDArray[Any]
 Stops = Callable[[], Int64s]
-"""Returns for each of some blocks the byte at which the next block, or the file's end, begins:
-int64 [n]."""
+"""A function that returns, for each of some blocks, the offset at which the next block begins or
+the file ends: int64 [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,7 @@ class FileIndex:
     """Hex digest (blake2b, 16 bytes) of the file's description: Parquet or Arrow footer, whole
     `.idx`."""
     meta: dict[str, Any]
-    """JSON data that the format needs to decode blocks without reading the file's description
-    again."""
+    """JSON data that the format needs to decode blocks without reading the file's description."""
     scanned_bytes: int
     """Data bytes that had to be read for counting (0 if the file's own index was enough)."""
     column: str | None = None
@@ -145,12 +144,13 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Determines which bytes the blocks of one indexed file need, and decodes the blocks. It can be
-    shared by threads, and used after a fork. `formats.fetch` calls its methods in turn.
+    """A reader that determines which bytes the blocks of one indexed file need, and decodes the
+    blocks. It can be shared between threads and used after a fork. `formats.fetch` calls its
+    methods one after another.
 
     Args of all methods:
-        blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table, in any order, repeats
-            allowed; their `chunk` is an index into `chunks`.
+        blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table, in any order and possibly
+            repeated; their `chunk` is an index into `chunks`.
         chunks: CHUNK_DTYPE [m], the file's chunk table.
     """
 
@@ -207,8 +207,7 @@ class BaseFormat(ABC):
     suffixes: Sequence[str]
     """File name endings by which a path is recognised, e.g. (".parquet",)."""
     documents_known: bool = True
-    """Whether `index` always counts documents exactly, even if not requested, because it costs
-    nothing."""
+    """Whether `index` always counts documents exactly, even if not requested, at no cost."""
     reader_block_bytes: int = 0
     """Approximate memory that a reader uses per block of its file."""
     kernel_modules: Sequence[str] = ()
@@ -229,13 +228,13 @@ class BaseFormat(ABC):
         return [path]
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """Return the remedy for a missing file, one of `files`, which is added to the message; None
-        if there is nothing to add."""
+        """Return the remedy that is added to the message about a missing file, one of `files`, or
+        None if there is nothing to add."""
         return None
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Whether the content of a file has this format; called only if several formats share the
-        suffix of its name.
+        """Return whether the content of a file has this format; called only if several formats
+        share the suffix of its name.
 
         Raises: MissingFileError; the errors of Storage.read.
         """
@@ -251,10 +250,10 @@ class BaseFormat(ABC):
             )
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Return why a file's content cannot be read as this format, and the remedy; None if
+        """Return why a file's content cannot be read as this format, and the remedy, or None if
         nothing contradicts it.
 
-        A new file with a contradiction is refused; for a file that the cache has already, the
+        A new file with a contradiction is refused; for a file that is already in the cache, the
         contradiction is a warning.
 
         Raises: see Storage.read.
@@ -284,12 +283,12 @@ class BaseFormat(ABC):
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
         """Return the ranges that readers of blocks will request, without dictionaries, as far as
-        they follow from the index alone: storages that fetch ahead do not open files for that.
+        the index alone determines them: storages that fetch ahead do not open files.
 
         Args:
             blocks: PLACED_BLOCK_DTYPE [n], blocks of one file.
-            stops: returns the byte at which the block after each block, or the file's end, begins:
-                int64 [n].
+            stops: a function that returns the offset at which the block after each block begins or
+                the file ends: int64 [n].
 
         Returns: ranges whose `owners` are indices into `blocks`.
         """
@@ -298,8 +297,8 @@ class BaseFormat(ABC):
         return [FileRanges(self.files(path)[0], offsets, sizes, np.arange(len(blocks)))]
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """Return a warning about bytes of an indexed file that no block contains; None if there are
-        none, or if they are expected.
+        """Return a warning about bytes of an indexed file that no block contains, or None if there
+        are none or they are expected.
 
         Args:
             blocks: BLOCK_DTYPE [num_blocks], all blocks of the file.
@@ -308,13 +307,13 @@ class BaseFormat(ABC):
         return None
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
-        """Whether the file's description is large enough for digests of its groups."""
+        """Return whether the file's description is large enough for digests of its groups."""
         return False
 
     def make_group_digests(
         self, path: str, file: OpenedFile, *, storage: Storage
     ) -> npt.NDArray[np.uint64]:
-        """Compute the digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
+        """Compute the digests for `OpenedFile.group_digests`: uint64 [num_groups].
 
         Raises: ChangedFileError if the description is not the one that was indexed; the same errors
             as Storage.read.
@@ -323,7 +322,7 @@ class BaseFormat(ABC):
 
 
 Format: TypeAlias = BaseFormat
-"""The name of the type where a format is used."""
+"""The type of formats, for annotations."""
 
 
 class DivisibleFormat(Protocol):
@@ -345,12 +344,12 @@ class DivisibleFormat(Protocol):
 
 
 def is_divisible(kind: Format) -> TypeGuard[DivisibleFormat]:
-    """Whether a format is a DivisibleFormat."""
+    """Return whether a format is a DivisibleFormat."""
     return hasattr(kind, "index_part")
 
 
 def refuse_column(path: str, read: ReadSpec, kind: str) -> None:
-    """Refuse a column that a config names for files of a kind that has none. Raises: ConfigError."""
+    """Raise ConfigError if the config names a column for a file of a kind that has no columns."""
     if read.column is not None:
         key = "extra_columns" if read.allow_float else "column"
         raise ConfigError(f"{path}: {kind} files have no columns; remove {key}: {read.column}")
@@ -368,8 +367,7 @@ def check_size(path: str, indexed: int, storage: Storage) -> int:
 
 
 def changed_error(path: str, error: ConfigError | DataError) -> ChangedFileError:
-    """Return the error for an indexed file whose structure, given the error of reading it, is no
-    longer valid."""
+    """Return the error for an indexed file whose structure could not be read: `error`."""
     if isinstance(error, DataError):
         problem = error.problem
         offset = error.offset
@@ -385,7 +383,7 @@ def check_structure(path: str, digest: str, file: OpenedFile, what: str) -> None
     """Compare the digest of a file's structure with the indexed one. Raises: ChangedFileError.
 
     Args:
-        what: the part of the file that the digest is of, for the message.
+        what: the part of the file whose digest is compared, for the message.
     """
     if digest != file.structure:
         raise ChangedFileError(

@@ -1,5 +1,5 @@
-"""Block and chunk tables: the chunk table of files without chunks, joined tables, ranges of tokens,
-sizes, and the form in which readers take blocks."""
+"""Functions on block and chunk tables: they make the chunk table of a file without chunks, join
+tables and token ranges, estimate sizes, and convert blocks to the form that readers take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array
 
 _TOKEN_BYTES = 4
-"""Bytes of a token for estimates of memory: if tokens have 8, twice as much is needed."""
+"""Assumed bytes per token in estimates of memory; tokens of 8 bytes need twice as much."""
 
 
 def single_chunk() -> Array:
@@ -22,15 +22,15 @@ def single_chunk() -> Array:
 
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
-    """Concatenate tables with these columns. Joins bytes, since numpy would concatenate column by
-    column, which is slower."""
+    """Concatenate tables with these columns. Their bytes are joined, since numpy would concatenate
+    column by column, which is slower."""
     return np.frombuffer(
         bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns
     )
 
 
 def join_token_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the smallest and the largest token of all known ranges; None if no range is known."""
+    """Return the smallest and the largest token of all known ranges, or None if none is known."""
     known = [known_range for known_range in ranges if known_range is not None]
     if not known:
         return None
@@ -50,7 +50,7 @@ def decoded_sizes(blocks: Array) -> npt.NDArray[np.int64]:
 
 
 def place_blocks(blocks: Array) -> Array:
-    """Convert a file's entire block table, BLOCK_DTYPE [n], to the form that readers take:
+    """Convert a file's entire block table, BLOCK_DTYPE [n], to the form that readers use:
     PLACED_BLOCK_DTYPE [n]."""
     placed = np.empty(len(blocks), PLACED_BLOCK_DTYPE)
     for name in blocks.dtype.names or ():

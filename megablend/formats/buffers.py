@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 LARGE_BYTES = 8 << 20
-"""Buffers of this size or more are mapped, so that their memory returns to the system as soon as
-they are freed. Arrow's pool and malloc keep freed memory: with one such buffer of each thread, a
+"""Buffers of this size or more are mapped, so that their memory is returned to the system as soon
+as they are freed. Arrow's pool and malloc keep freed memory: with one such buffer per thread, a
 process would exceed `memory`. Smaller buffers come from the pool, since reusing memory costs
 less."""
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""numpy's names of types that Arrow names differently. (`pyarrow.DataType.to_pandas_dtype` may need
-pandas, as in pyarrow 25.)"""
+"""The numpy names of types that Arrow names differently. (`pyarrow.DataType.to_pandas_dtype` may
+need pandas, as in pyarrow 25.)"""
 
 
 def allocate_buffer(size: int) -> pa.Buffer:
@@ -28,8 +28,7 @@ def allocate_buffer(size: int) -> pa.Buffer:
 
 
 def memory_at(address: int, size: int) -> memoryview:
-    """Return the bytes at an address in memory as a view, uint8 [size]; the caller keeps the memory
-    alive."""
+    """Return bytes in memory as a view, uint8 [size]; the caller keeps the memory alive."""
     return memoryview(pa.foreign_buffer(int(address), int(size))).cast("B")
 
 
@@ -43,8 +42,8 @@ def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) ->
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:
-    """Return the values of a pyarrow.Array of integers, floats or booleans without nulls; a view,
-    except for booleans."""
+    """Return the values of a pyarrow.Array of integers, floats or booleans without nulls. The
+    result is a view, except for booleans."""
     assert not array.null_count
     data = array.buffers()[1]
     length = len(array)

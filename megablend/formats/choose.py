@@ -1,4 +1,4 @@
-"""Selecting the token column: the one that the config names, or the only plausible one."""
+"""Select the token column: the one that the config names, or the only plausible one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OTHER_NAMES = (
     "lengths",
     "offsets",
 )
-"""Usual names of lists of integers that are not tokens; so are names that end in `mask`."""
+"""Usual names of lists of integers that are not tokens, besides all names that end in `mask`."""
 
 UINT64_REMEDY = "write it as int64 or uint32"
-"""Remedy for a column of uint64, with which torch does not compute."""
+"""Remedy for a column of uint64, which torch hardly supports."""
 NESTED_REMEDY = "write one list per row"
 """Remedy for a column of lists of lists of integers."""
 
@@ -36,9 +36,9 @@ def choose_column(
     """Choose the token column of a file, and return its dotted path.
 
     If the config names none, it is the only column of lists of integers; or, of several, the one
-    with the most certain of TOKEN_NAMES, unless a column with such a name cannot contain tokens. A
-    column of single integers is chosen only if it has one of these names and the file has no other
-    column, since next to a column of text it may hold numbers of tokens.
+    with the most certain of TOKEN_NAMES, unless another column with such a name cannot contain
+    tokens. A column of single integers is chosen only if it has one of these names and the file has
+    no other column, since next to a column of text it may hold numbers of tokens.
 
     Args:
         column: its name in the config, or None.
@@ -80,7 +80,7 @@ def choose_column(
 
 def _choose_list(lists: list[str]) -> str | None:
     """Choose the token column among columns of lists, by its name or because there is no other
-    candidate; None if it is not certain."""
+    candidate; return None if it is not certain."""
     candidates = [name for name in lists if not _is_other(name)]
     named = _find_named(candidates)
     if named is not None:
@@ -89,7 +89,7 @@ def _choose_list(lists: list[str]) -> str | None:
 
 
 def _find_named(columns: list[str]) -> str | None:
-    """Find the column with the most certain of TOKEN_NAMES; None if several have that name."""
+    """Return the column with the most certain of TOKEN_NAMES, or None if several have that name."""
     for name in TOKEN_NAMES:
         found = [column for column in columns if _last_part(column) == name]
         if found:
@@ -102,8 +102,7 @@ def _last_part(column: str) -> str:
 
 
 def _find_unfit(problems: Mapping[str, str | None]) -> str | None:
-    """Among columns that cannot contain tokens, find the one with the most certain of
-    TOKEN_NAMES."""
+    """Return the column with the most certain of TOKEN_NAMES that cannot contain tokens."""
     unfit = [
         name
         for name, problem in problems.items()
@@ -113,13 +112,13 @@ def _find_unfit(problems: Mapping[str, str | None]) -> str | None:
 
 
 def _is_other(column: str) -> bool:
-    """Whether a column, by its name, contains integers that are not tokens."""
+    """Return whether a column, by its name, contains integers that are not tokens."""
     return _last_part(column) in OTHER_NAMES or _last_part(column).endswith("mask")
 
 
 def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
-    """Describe the first list column that could hold tokens if it were written differently; "" if
-    there is none."""
+    """Describe the first list column that could hold tokens if it were written differently; return
+    "" if there is none."""
     for name, problem in problems.items():
         if (
             name in lists

@@ -1,5 +1,5 @@
-"""Many decoded blocks as arrays of the addresses of their tokens; single DecodedBlock objects are
-created only when they are accessed."""
+"""Many decoded blocks, represented by arrays of the addresses of their tokens; single DecodedBlock
+objects are created only when they are accessed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {dtype: kind for kind, dtype in enumerate(DTYPES)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedBlocks(Sequence[DecodedBlock]):
-    """Several decoded blocks: the arrays that kernels need, and a sequence of DecodedBlock."""
+    """Several decoded blocks: both the arrays that kernels need and a sequence of DecodedBlock."""
 
     owners: list[Any]
     """For each block, the owner of its tokens' memory, an Arrow buffer or an array; or the

@@ -1,4 +1,4 @@
-"""Inserting end-of-document tokens when blocks are read; no file is rewritten."""
+"""Insert end-of-document tokens when blocks are read; no file is rewritten."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from megablend.kernels.reader.document_ends import count_ends, insert_ends
 
 
 def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
-    """Insert `eod` after each piece that ends a document with tokens; null and empty documents get
-    none.
+    """Insert `eod` after each piece that ends a document with tokens; nothing is inserted for null
+    and empty documents.
 
     Args:
         block: the block as its format decoded it.

@@ -1,5 +1,5 @@
-"""Fetching the bytes of blocks of any format; nearby ranges are read together, as far as their
-storage prefers that."""
+"""Fetch the bytes of blocks of any format; nearby ranges are read together where their storage
+prefers that."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[FetchedRanges], None]
-"""Checks fetched ranges, and raises a DataError if they are damaged."""
+"""A function that checks fetched ranges, and raises a DataError if they are damaged."""
 _POOLED_BYTES = 1 << 20
 """Requests of this size or more take their memory from Arrow's pool, which keeps freed memory:
 malloc returns it to the system, and new memory for every batch is slow on first access. Smaller
-requests do not: a call to the pool lets another thread run; and of many small buffers that other
-threads free, the pool keeps more than a small `memory` allows."""
+requests do not: a call to the pool lets another thread run; and when other threads free many small
+buffers, the pool keeps more memory than a small `memory` allows."""
 _POOLED_BYTES_OF_CALLER = 1 << 15
 """The same limit for requests that a caller waits for: only one thread allocates and frees them."""
 BATCH_BYTES = 32 << 20
@@ -49,7 +49,7 @@ def _allocate(size: int, pooled_bytes: int = _POOLED_BYTES) -> Bytes:
 
 
 _allocate_for_caller = partial(_allocate, pooled_bytes=_POOLED_BYTES_OF_CALLER)
-"""Allocates memory for a request that a caller waits for."""
+"""Allocate memory for a request that a caller waits for."""
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
@@ -116,7 +116,7 @@ class FileRead:
     """Fetches damaged bytes once more; None for files on a local disk, whose bytes would be the
     same."""
     number: int = -1
-    """Number of the file in its index; -1 if it is in none."""
+    """Number of the file in its index; -1 if it is not in an index."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
@@ -176,8 +176,8 @@ class JointReader(BlockReader, Protocol):
         ...
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
-        """Decode the blocks of all reads, one read after the other, as `decode` does; None if the
-        reads have to be decoded one by one.
+        """Decode the blocks of all reads, in order, as `decode` does; return None if the reads have
+        to be decoded one by one.
 
         Args:
             reads: reads whose readers are alike, with all bytes that they need.
@@ -287,8 +287,8 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
 def _place_ranges(
     ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]
 ) -> FetchedRanges:
-    """Locate ranges in the buffers that were read, each of which is given with the positions in it
-    at which its runs begin."""
+    """Locate ranges in the buffers that were read. Each buffer is given together with the positions
+    in it at which its runs begin."""
     offsets_in_runs = ranges.offsets - merged.starts[merged.runs]
     runs = merged.runs
     if ranges.owners is None:
@@ -302,8 +302,8 @@ def _place_ranges(
 
 
 def _separate(fetched: FetchedRanges, owners: Int64s) -> FetchedRanges:
-    """Copy ranges out of buffers that ranges of several owners share, so that a block which is kept
-    does not keep the bytes of others."""
+    """Copy ranges out of buffers that ranges of several owners share, so that a block that is kept
+    does not keep the bytes of others in memory."""
     if len(fetched.buffers) == len(owners):
         return fetched
     order = np.lexsort((owners, fetched.buffer_of))

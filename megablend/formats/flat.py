@@ -1,4 +1,4 @@
-"""Documents of flat columns, which have one token in each row: a document is a file, a row group,
+"""Documents of flat columns, which have one token in each row: a document is a file or a row group,
 or ends with a separator token."""
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from megablend.storage.ranges import FetchedRanges, FileRanges, portions
 DOCUMENTS = "documents"
 """Name of the option; and key of a file's `meta` if its rows are not its documents."""
 FILE = "file"
-"""Value of the option: a file is one document."""
+"""Value of the option: each file is one document."""
 ROW_GROUP = "row_group"
-"""Value of the option: a document is a row group of a Parquet file, a record batch of an Arrow
-file."""
+"""Value of the option: each row group (Parquet) or record batch (Arrow) is one document."""
 
 
 class ColumnFormat(BaseFormat):
-    """A format with columns. The option `documents` divides a flat one into documents.
+    """A format with columns. The option `documents` divides a flat column into documents.
 
     Formats that derive from it index and read rows; their `index` and `open` pass the result
     through `divide` and `read_divided`.
@@ -57,7 +56,7 @@ class ColumnFormat(BaseFormat):
 
     def divide(self, path: str, read: ReadSpec, found: FileIndex, storage: Storage) -> FileIndex:
         """Convert the index of a file whose documents are rows to the documents that the config
-        requests; `found` itself if it requests none.
+        requests; return `found` itself if it requests none.
 
         Raises: ConfigError if the column contains lists, or its type cannot hold the separator; the
         errors of reading.
@@ -122,7 +121,7 @@ class ColumnFormat(BaseFormat):
 
 def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> BlockReader:
     """Return a reader of the documents that `ColumnFormat.divide` made, around a reader of rows;
-    `reader` itself if documents are rows."""
+    return `reader` itself if documents are rows."""
     documents = meta.get(DOCUMENTS)
     if documents is None:
         return reader
@@ -131,8 +130,8 @@ def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> Blo
 
 
 def is_flat(meta: Mapping[str, Any]) -> bool:
-    """Whether a column is flat (not of lists), given the file's `meta`; false for formats without
-    columns."""
+    """Return whether a column is flat (not of lists), given the file's `meta`; False for formats
+    without columns."""
     column = meta.get("column")
     if isinstance(column, dict):
         # Arrow
@@ -143,7 +142,7 @@ def is_flat(meta: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _DividedReader:
-    """Decodes blocks of a flat column that is divided into documents; see BlockReader."""
+    """A reader that decodes blocks of a flat column divided into documents; see BlockReader."""
 
     path: str
     inner: BlockReader
@@ -197,7 +196,7 @@ class _DividedReader:
 
 
 def _of_rows(blocks: Array) -> Array:
-    """Return blocks as the reader of rows takes them: their documents are unknown."""
+    """Return blocks as the reader of rows takes them, without the documents, which are unknown."""
     rows: Array = blocks.copy()
     rows["rows"] = -1
     rows["ends"] = -1

@@ -1,4 +1,4 @@
-"""The available formats, of megablend and of other packages; and detecting the format of a file.
+"""The available formats, of megablend and of other packages; and detection of a file's format.
 
 Another package adds a format by an entry point of the group `megablend.formats`, whose name is the
 format's name and whose value is a `Format` object:
@@ -35,13 +35,13 @@ TEXT_SUFFIXES = tuple(
     for name in (".jsonl", ".ndjson", ".json", ".txt", ".csv", ".tsv")
     for packed in ("", ".gz", ".zst", ".xz")
 )
-"""Suffixes of files of text, which have no tokens."""
+"""Suffixes of text files, which contain no tokens."""
 _HEAD_BYTES = 64
-"""Bytes of a file that are read ahead, once for all formats that share its suffix."""
+"""Number of bytes of a file that are read ahead, once for all formats that share its suffix."""
 
 
 def find_format(name: str) -> Format | None:
-    """Return the format with a name; None if there is none.
+    """Return the format with this name, or None if there is none.
 
     Raises: ConfigError if a package provides one that cannot be loaded.
     """
@@ -53,8 +53,8 @@ def find_format(name: str) -> Format | None:
 
 
 def get_format(name: str) -> Format:
-    """Return the format with a name. Raises: ConfigError if there is none, listing the known names;
-    the errors of `find_format`."""
+    """Return the format with this name. Raises: ConfigError if there is none, listing the known
+    names; the errors of `find_format`."""
     found = find_format(name)
     if found is not None:
         return found
@@ -78,8 +78,8 @@ def list_suffixes() -> list[str]:
 
 
 def find_suffix(path: str, suffixes: Iterable[str]) -> str | None:
-    """Return the first of some suffixes with which a path ends; None if it ends with none. The
-    suffixes are those of `list_suffixes`, which looks for installed packages at each call."""
+    """Return the first of `suffixes` with which a path ends, or None if it ends with none of them.
+    The suffixes are those of `list_suffixes`, which looks for installed packages at each call."""
     return next((suffix for suffix in suffixes if path.endswith(suffix)), None)
 
 
@@ -114,9 +114,8 @@ def format_of(path: str, storage: Storage) -> Format:
             half_a_pair += f": {remedy}"
     if path.lower().endswith(TEXT_SUFFIXES):
         raise ConfigError(
-            f"{path}: contains text, not tokens; for JSON Lines, set `text` to the key that holds the text, and set "
-            "a `tokenizer` (docs/text.md); convert other text to JSON Lines, or write its tokens to Parquet "
-            "(docs/parquet.md)"
+            f"{path}: contains text, not tokens; for JSON Lines, set `text` to the key that holds the text, and "
+            "`tokenizer` (docs/text.md); for other text, write its tokens to Parquet (docs/parquet.md)"
         )
     raise ConfigError(
         f"{path}: unknown kind of file{half_a_pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a "

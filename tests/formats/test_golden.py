@@ -53,7 +53,7 @@ def test_clickhouse_counts_levels_wrong_where_a_dictionary_overflows(name: str) 
     found = index(GOLDEN / f"clickhouse_{name}_overflow.parquet", "ids")
     assert found.note is not None
     assert (
-        "1 of 1 row groups (the first is 0) have histograms of levels or first rows of pages that "
-        "disagree with their" in found.note
+        "the page indexes of 1 of 1 row groups (the first is 0) contradict the metadata of their "
+        "column chunks" in found.note
     )
     assert index(GOLDEN / f"clickhouse_{name}_dictionary.parquet", "ids").note is None

@@ -1,4 +1,4 @@
-"""What Arrow files and streams have in common: a block is a record batch."""
+"""The common part of the formats of Arrow files and streams, in which a block is a record batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megablend.storage.ranges import FileRanges
 
 
 class BatchFormat(ColumnFormat):
-    """A format of record batches. Subclasses find the places of the batches."""
+    """A format whose blocks are record batches. Subclasses find where the batches are."""
 
     reader_block_bytes: int = 32
 
@@ -62,8 +62,7 @@ class BatchFormat(ColumnFormat):
         return self.divide(path, read, index, storage)
 
     def make_reader(self, path: str, file: OpenedFile, places: Array) -> BlockReader:
-        """Return a reader of an indexed file, given the places of its batches by ascending
-        offset."""
+        """Return a reader of an indexed file, given the places of its batches in offset order."""
         offsets = np.ascontiguousarray(places["offset"])
         reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
         return read_divided(path, file.meta, reader)

@@ -31,7 +31,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class ArrowReader:
-    """Decodes record batches of one file."""
+    """A reader that decodes record batches of one file."""
 
     path: str
     column: Column
@@ -49,8 +49,8 @@ class ArrowReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Return whole batches, and the messages of the others; then the column's buffers of the
-        others. See BlockReader.byte_ranges."""
+        """Return the ranges of whole batches and of the messages of the other batches, then those
+        of the column's buffers in the others. See BlockReader.byte_ranges."""
         if not len(blocks) or len(fetched) > 1:
             return []
         places = self._find_places(blocks)
@@ -108,7 +108,7 @@ class ArrowReader:
     def _iterate(
         self, blocks: Array, fetched: Sequence[FetchedRanges], *, tokens: bool
     ) -> Iterator[_FetchedBatch]:
-        """Return the batches of blocks."""
+        """Yield the batches of blocks."""
         places = self._find_places(blocks)
         is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         parts = _parts_by_block(fetched[1:])
@@ -130,7 +130,9 @@ class ArrowReader:
         is_wrong[found] = self.offsets[numbers[found]] != offsets[found]
         if is_wrong.any():
             raise CorruptFileError(
-                self.path, "no record batch begins here", offset=int(offsets[is_wrong][0])
+                self.path,
+                f"no record batch begins here, but one did when the file was indexed; {CHANGED_REMEDY}",
+                offset=int(offsets[is_wrong][0]),
             )
         return self.places[numbers]
 
@@ -157,12 +159,12 @@ class ArrowReader:
 
 
 class _FetchedBatch(NamedTuple):
-    """A record batch of which all that is needed was fetched."""
+    """A record batch whose required parts have been fetched."""
 
     block: np.void
-    """Its row of the block table: BLOCK_DTYPE."""
+    """The batch's row of the block table: BLOCK_DTYPE."""
     place: np.void
-    """PLACE_DTYPE."""
+    """The place of the batch: PLACE_DTYPE."""
     message: Batch
     buffers: Buffers
 
@@ -191,7 +193,7 @@ def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges
 
 
 def _one_per_block(path: str, offsets: Int64s, sizes: Int64s) -> FileRanges:
-    """Return ranges of which each belongs to one block: the first to the first, and so on."""
+    """Return ranges that each belong to one block: the first range to the first block, etc."""
     return FileRanges(path, np.ascontiguousarray(offsets), sizes, np.arange(len(offsets)))
 
 
@@ -202,8 +204,8 @@ def _sizes_of(places: Array) -> Int64s:
 
 
 def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether batches of `sizes` int64 [n], in bytes, are fetched whole if their tokens are needed:
-    bool [n]."""
+    """Return whether each batch of `sizes` int64 [n], in bytes, is fetched whole if its tokens are
+    needed: bool [n]."""
     are_whole: npt.NDArray[np.bool_] = sizes - blocks["stored_bytes"] <= sizes // _WASTE
     return are_whole
 

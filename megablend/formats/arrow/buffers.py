@@ -20,7 +20,7 @@ MAX_BYTES = (1 << 32) - 1
 _NOT_COMPRESSED = b"\xff" * 8
 
 Fetch = Callable[[int, int], Bytes]
-"""Returns bytes of a batch's body: (offset in the body, size) -> uint8 [size]."""
+"""A function that returns bytes of a batch's body: (offset in the body, size) -> uint8 [size]."""
 
 
 class Buffers:

@@ -19,12 +19,12 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.choose import NESTED_REMEDY, UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
-"""numpy's names of the types of numbers that are not tokens, by Arrow's names."""
+"""The numpy names of numeric types that tokens cannot have, by their Arrow names."""
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 class _UnknownLayoutError(Exception):
-    """Raised for a type whose number of buffers is not known; its argument is the type."""
+    """Raised for a type whose number of buffers is unknown; its argument is the type."""
 
 
 class Level(NamedTuple):
@@ -36,8 +36,7 @@ class Level(NamedTuple):
     """Number of its first buffer (the validity bitmap), not counting data buffers of earlier view
     columns."""
     views: int
-    """Number of earlier view columns: only a batch states how many data buffers each of them
-    has."""
+    """Number of earlier view columns; only a batch states how many data buffers each has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +162,13 @@ def _level_after(kind: Any, level: Level) -> Level:
 
 
 def _dtype(element: Any) -> str:
-    """Return numpy's name of a type of numbers."""
+    """Return the numpy name of a numeric type."""
     return OTHERS.get(str(element), str(element))
 
 
 def _problem(kind: Any, *, numbers: bool) -> str | None:
-    """Return why a column of this type cannot hold tokens (or numbers, with `numbers`); None if it
-    can."""
+    """Return why a column of this type cannot hold tokens (or numbers, if `numbers` is true), or
+    None if it can."""
     stored = _storage(kind)
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
@@ -186,7 +185,7 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
 
 def _nested_remedy(element: Any) -> str:
     """Return the remedy for lists whose elements are lists of integers, given the type of the
-    elements; "" for elements of another type."""
+    elements, or "" for elements of another type."""
     if not _list_kind(element):
         return ""
     while _list_kind(element):
@@ -197,7 +196,7 @@ def _nested_remedy(element: Any) -> str:
 
 
 def _list_kind(stored: Any) -> str | None:
-    """Return the `Column.kind` of a type of lists; None for other types."""
+    """Return the `Column.kind` of a list type, or None for other types."""
     if types.is_list(stored):
         return "list"
     if types.is_large_list(stored):
@@ -206,5 +205,5 @@ def _list_kind(stored: Any) -> str | None:
 
 
 def _storage(kind: Any) -> Any:
-    """Return the type that an extension type is stored as; other types as they are."""
+    """Return the storage type of an extension type; other types are returned unchanged."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind

@@ -1,5 +1,5 @@
-"""Counting the documents and tokens of record batches, whose places are in a file's footer or in a
-stream's messages."""
+"""Count the documents and tokens of record batches whose places are given in a file's footer or in
+a stream's messages."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
-"""The last batch may have fewer rows, so that its offsets begin earlier than in the first batch:
-its body is requested from the start if the needed part of the first batch ends within these
-bytes."""
+"""The body of the last batch is requested from its start if the needed part of the first batch ends
+within this number of bytes: the last batch may have fewer rows, so its offsets may begin
+earlier."""
 
 
 def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
-    """Announce the reads that counting batches takes, see `storage.prefetched`; places: PLACE_DTYPE
-    [num_batches]."""
+    """Announce the reads that are needed to count batches; see `storage.prefetched`. places:
+    PLACE_DTYPE [num_batches]."""
     if not is_prefetched(storage) or not len(places):
         return
     offsets, sizes = _expect_buffers(path, places, column, storage)
@@ -94,8 +94,8 @@ def expect_ranges(
 def _expect_buffers(
     path: str, places: Array, column: Column, storage: Storage
 ) -> tuple[Int64s, Int64s]:
-    """Return the expected offsets in the file, and the sizes, of the buffers of all batches; none
-    if the first message has not been requested yet."""
+    """Return the expected offsets in the file, and the sizes, of the buffers of all batches; both
+    are empty if the first message has not been requested yet."""
     first = places[0]
     if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
         # Reported when the batch is counted
@@ -134,8 +134,7 @@ def _buffers(path: str, batch: Batch, place: np.void, storage: Storage) -> Buffe
 
 
 def _count(path: str, column: Column, place: np.void, block: np.void, storage: Storage) -> int:
-    """Fill a batch's row of the block table; returns the number of bytes of its body that were
-    read."""
+    """Fill a batch's row of the block table; return the number of body bytes that were read."""
     offset = int(place["offset"])
     with locating(path, place):
         batch = load_batch(path, place, column, storage)

@@ -34,8 +34,7 @@ class Documents:
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
-    """Find the rows' tokens among the column's values, from validity bitmaps and list offsets
-    alone.
+    """Find the rows' tokens among the column's values by validity bitmaps and list offsets.
 
     Null rows and rows of null structs have no tokens; null elements are not tokens.
     Raises: BatchError.
@@ -80,7 +79,7 @@ def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
 
 def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
     """Compare the lengths that a batch states with the sizes of its buffers, so that no array is
-    allocated that is larger than the file can fill. Raises: BatchError."""
+    allocated that the file cannot fill. Raises: BatchError."""
     *parents, values = column.levels
     slots = int(batch.nodes[values.node]["length"])
     levels_of_rows = column.levels if column.kind == "flat" else parents
@@ -117,7 +116,7 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
 
 
 def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
-    """Return whether each item of a level is valid (not null), bool [length]; None if all are.
+    """Return whether each item of a level is valid (not null), bool [length], or None if all are.
     Raises: BatchError."""
     length, nulls = (int(value) for value in batch.nodes[level.node])
     if not nulls:

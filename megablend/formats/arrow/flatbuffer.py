@@ -1,5 +1,4 @@
-"""Reading flatbuffers, as far as Arrow's footer and record batch messages need it; every offset is
-checked.
+"""Read flatbuffers, as far as Arrow's footers and messages require it; every offset is checked.
 
 Source: FlatBuffers internals ("Tables", "Vectors"); Arrow's File.fbs, Message.fbs.
 """
@@ -13,8 +12,7 @@ import numpy.typing as npt
 
 
 class FlatbufferError(ValueError):
-    """Raised if an offset or a length points outside the buffer; the caller adds the file's
-    name."""
+    """Raised if an offset or a length points outside the buffer; the caller adds the file name."""
 
 
 class Table:
@@ -32,12 +30,12 @@ class Table:
         return cls(data, start + _unpack("<I", data, start))
 
     def scalar(self, field: int, kind: str, default: int) -> int:
-        """Read an integer field; `kind`: its format, as in the `struct` module."""
+        """Read an integer field; `kind` is its format in the `struct` module."""
         position = self._field_position(field)
         return default if position is None else self._scalar_at(kind, position)
 
     def table(self, field: int) -> Table | None:
-        """Read a field that is a table; None if it is absent."""
+        """Read a field that is a table; return None if it is absent."""
         position = self._field_position(field)
         if position is None:
             return None
@@ -69,6 +67,6 @@ class Table:
 
 def _unpack(kind: str, data: bytes, position: int) -> int:
     if not 0 <= position <= len(data) - struct.calcsize(kind):
-        raise FlatbufferError(f"an offset points to byte {position} of {len(data)}")
+        raise FlatbufferError(f"an offset points to byte {position}, outside the {len(data)} bytes")
     value: int = struct.unpack_from(kind, data, position)[0]
     return value

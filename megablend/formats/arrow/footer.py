@@ -24,13 +24,13 @@ _HEAD_BYTES = 8
 _TAIL_BYTES = 4 + len(MAGIC)
 """Bytes after the footer: its length, and the magic number."""
 _PROBE_BYTES = 4096
-"""Bytes at a file's start in which the message of an old stream is looked for."""
+"""Number of bytes at a file's start that are searched for the message of an old stream."""
 CONTINUATION = b"\xff\xff\xff\xff"
 """The bytes that every message of a stream begins with."""
 SCHEMA = 1
-"""The kind of a schema's message, as Message.fbs numbers them."""
+"""The number of the kind of message that contains a schema, in Message.fbs."""
 _METADATA_V4 = 3
-"""The oldest version of metadata that is read, as File.fbs numbers them."""
+"""The oldest metadata version that is supported, by its number in File.fbs."""
 
 PLACE_DTYPE = np.dtype(
     [("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")]
@@ -40,8 +40,8 @@ body (File.fbs: Block)."""
 
 
 def bodies_of(places: Array | np.void) -> Int64s:
-    """Return the offset in the file of each batch's body, which follows its message: int64 [n]; of
-    one place, a scalar."""
+    """Return the offset in the file of each batch's body, which follows its message: int64 [n], or
+    a scalar for a single place."""
     bodies: Int64s = places["offset"] + places["metadata_bytes"]
     return bodies
 
@@ -61,8 +61,8 @@ def refuse_old_stream(path: str, head: bytes) -> None:
     if is_schema:
         raise UnsupportedFileError(
             path,
-            "is an Arrow stream in the form that releases before 0.15 (2019) wrote; write it again, with "
-            "`pyarrow.ipc.open_stream` and `new_stream`",
+            "is an Arrow stream in the format of releases before 0.15 (2019); rewrite it with `pyarrow.ipc.open_stream` "
+            "and `new_stream`",
         )
 
 
@@ -79,7 +79,8 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     head = storage.read(path, 0, _HEAD_BYTES)
     if head[:4] == b"FEA1":
         raise UnsupportedFileError(
-            path, "is Feather V1, which cannot contain lists; write the tokens to a Parquet file"
+            path,
+            "is a Feather V1 file, which cannot contain lists; write the tokens to a Parquet file",
         )
     if head[:4] == CONTINUATION:
         raise UnsupportedFileError(
@@ -150,7 +151,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
 
 
 def check_encoding(path: str, version: int, *, big_endian: bool) -> None:
-    """Check the version of a file's metadata, as File.fbs numbers them, and the order of its bytes.
+    """Check the metadata version of a file, by its number in File.fbs, and its byte order.
     Raises: UnsupportedFileError."""
     if version < _METADATA_V4:
         raise UnsupportedFileError(

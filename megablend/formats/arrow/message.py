@@ -20,7 +20,7 @@ from megablend.formats.base import Array
 _NODE_DTYPE = np.dtype([("length", "<i8"), ("nulls", "<i8")])
 _BUFFER_DTYPE = np.dtype([("offset", "<i8"), ("size", "<i8")])
 RECORD_BATCH = 3
-"""The kind of a record batch's message, as Message.fbs numbers them."""
+"""The number of the kind of message that contains a record batch, in Message.fbs."""
 _CODECS = {0: "lz4", 1: "zstd"}
 
 
@@ -62,7 +62,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         message = Table.root(metadata, prefix)
         header = message.table(2)
         if message.scalar(1, "<B", 0) != RECORD_BATCH or header is None:
-            raise BatchError("is a message of another kind")
+            raise BatchError("expected, but found a message of another kind")
         rows = header.scalar(0, "<q", 0)
         nodes = header.vector(1, _NODE_DTYPE)
         buffers = header.vector(2, _BUFFER_DTYPE)
@@ -98,7 +98,7 @@ def first_buffer(batch: Batch, level: Level) -> int:
 
 
 def column_buffers(batch: Batch, column: Column) -> list[int]:
-    """Return the numbers of the buffers that have to be read for the column, the values last."""
+    """Return the numbers of the buffers that have to be read for the column, values last."""
     numbers = [
         first_buffer(batch, level) for level in column.levels if batch.nodes[level.node]["nulls"]
     ]

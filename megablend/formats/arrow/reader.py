@@ -1,7 +1,7 @@
 """Arrow IPC files: a record batch is a block.
 
-A block's `offset` is that of its message. Its `stored_bytes` are those of the message and of the
-token column's buffers: other columns of the batch are not read.
+A block's `offset` is that of its message. Its `stored_bytes` count the message and the token
+column's buffers: other columns of the batch are not read.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from megablend.system.digest import hex_digest
 
 
 class ArrowFormat(BatchFormat):
-    """Arrow IPC files (also called Feather V2)."""
+    """The format of Arrow IPC files (also called Feather V2)."""
 
     name = "arrow"
     suffixes: Sequence[str] = (".arrow", ".feather", ".ipc")
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Whether the file begins like an Arrow file."""
+        """Return whether the file begins like an Arrow file."""
         return storage.read(path, 0, min(len(MAGIC), storage.stat(path).size)) == MAGIC
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:

@@ -1,9 +1,9 @@
-"""Reading the messages of a stream, each of which gives only the position of the next.
+"""Read the messages of a stream, each of which gives only the position of the next.
 
 Each request for a message takes a round trip. If messages are large, that is faster than reading
-their bodies as well. If they are small, it is faster to request large portions of the file, the
-next portion while the messages in the last one are parsed, although indexing does not need all of
-their data.
+their bodies as well. If they are small, it is faster to request large portions of the file, each
+while the messages in the previous one are parsed, although indexing does not need all of their
+data.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from megablend.storage.prefetched import stream_portions
 PORTION_BYTES = 4 << 20
 """Bytes that are requested at a time if messages are small."""
 SMALL_BYTES = 256 << 10
-"""A message with its body is small if it has fewer bytes, which are transferred in about the time
-of a round trip."""
+"""A message and its body are small if they have fewer bytes than this, which takes about a round
+trip to transfer."""
 _EXPECTED_AFTER = 4
 """Number of small messages in a row after which more are expected."""
 
 
 class LookAhead:
-    """Reads the messages of a file from its beginning to its end: only the metadata of large
-    messages, whose bodies are skipped; but all bytes of the file while messages are small.
+    """A reader of a file's messages from first to last. Of large messages it reads only the
+    metadata and skips the bodies; while messages are small, it reads all bytes of the file.
 
     Args:
         size: bytes of the file.
@@ -39,12 +39,12 @@ class LookAhead:
         self._num_small = 0
         """Number of small messages in a row before the next one."""
         self._portions: Iterator[int] | None = None
-        """Requests the file from `_begin` on, and yields the number of each portion that has
-        arrived; None while only metadata is read."""
+        """An iterator that requests the file from `_begin` on, and yields the number of each
+        portion that has arrived; None while only metadata is read."""
         self._begin = 0
-        """Byte at which the first portion begins."""
+        """Offset at which the first portion begins."""
         self._stop = 0
-        """Byte at which the last requested portion ends."""
+        """Offset at which the last requested portion ends."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Read bytes from an offset on, which must not be lower than in the last call.
@@ -54,7 +54,7 @@ class LookAhead:
         return self._storage.read(self._path, offset, size)
 
     def pass_message(self, offset: int, size: int) -> None:
-        """Decide how messages from `offset` on are read, given the size of the previous message."""
+        """Decide how to read messages from `offset` on, given the size of the previous message."""
         self._num_small = self._num_small + 1 if size < SMALL_BYTES else 0
         if not self._num_small:
             self.close()

@@ -32,16 +32,16 @@ from megablend.formats.base import Array
 from megablend.storage.base import Storage
 
 _PROBE_BYTES = 4096
-"""Bytes of a message that are read first: more than the metadata of most batches."""
+"""Number of bytes of a message that are read first: more than the metadata of most batches."""
 _DICTIONARY = 2
-"""The kind of a dictionary's message, as Message.fbs numbers them."""
+"""The number of the kind of message that contains a dictionary, in Message.fbs."""
 
 
 class Stream(NamedTuple):
     """The schema and the record batches of a stream."""
 
     schema_bytes: bytes
-    """Its first message, which contains the schema."""
+    """The stream's first message, which contains the schema."""
     places: Array
     """Places of the record batches, in file order: PLACE_DTYPE [num_batches]."""
 
@@ -101,8 +101,8 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
 
 
 def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Message | None:
-    """Read the message that begins at an offset, without its body; None for the end-of-stream
-    marker. Raises: CorruptFileError, UnsupportedFileError."""
+    """Read the message that begins at an offset, without its body; return None for the
+    end-of-stream marker. Raises: CorruptFileError, UnsupportedFileError."""
     data = ahead.read(offset, min(_PROBE_BYTES, size - offset)) if offset < size else b""
     if len(data) < 8:
         raise CorruptFileError(
@@ -161,7 +161,9 @@ def _check_kind(path: str, offset: int, kind: int) -> None:
         )
     if kind not in (SCHEMA, _DICTIONARY, RECORD_BATCH):
         raise UnsupportedFileError(
-            path, f"has a message of kind {kind}, expected record batches only", offset=offset
+            path,
+            f"has a message of kind {kind}, expected only record batches; write the stream with `pyarrow.ipc.new_stream`",
+            offset=offset,
         )
 
 

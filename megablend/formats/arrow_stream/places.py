@@ -12,8 +12,7 @@ from megablend.formats.base import Array
 
 
 def pack_places(places: Array) -> dict[str, Any]:
-    """Convert places, PLACE_DTYPE [num_batches], to a JSON object, which `unpack_places` converts
-    back.
+    """Convert places, PLACE_DTYPE [num_batches], to a JSON object; see `unpack_places`.
 
     Most batches immediately follow the previous batch, and have metadata of the same size and
     bodies of the same size. Only the first two of a list of values are stored if all later ones are

@@ -1,4 +1,4 @@
-"""Arrow IPC streams: a record batch is a block, which is decoded like that of an Arrow file.
+"""Arrow IPC streams: a record batch is a block, which is decoded like one of an Arrow file.
 
 A stream has no list of its batches, so the index stores their positions.
 """
@@ -25,7 +25,7 @@ from megablend.system.digest import hex_digest
 
 
 class ArrowStreamFormat(BatchFormat):
-    """Arrow IPC streams; also `.arrow` files that begin like one."""
+    """The format of Arrow IPC streams, including `.arrow` files that contain one."""
 
     name = "arrow-stream"
     suffixes: Sequence[str] = (".arrow", ".arrows")
@@ -33,7 +33,7 @@ class ArrowStreamFormat(BatchFormat):
     requests_in_turn: bool = True
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Whether the file begins with a message."""
+        """Return whether the file begins with a message."""
         return storage.read(path, 0, min(4, storage.stat(path).size)) == CONTINUATION
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:

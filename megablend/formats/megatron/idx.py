@@ -1,4 +1,4 @@
-"""Parsing a Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`, all checked.
+"""Parse and check a Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`.
 
     MMIDIDX\\0\\0 | version u64 = 1 | dtype code u8 | sequences u64 | documents + 1 u64
     | lengths int32 | pointers int64 | document boundaries int64 | modes int8, in multimodal files
@@ -44,7 +44,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """The positions of the sequences in a `.bin`."""
+    """The positions and lengths of the sequences in a `.bin`."""
 
     token_dtype: str
     lengths: Array
@@ -77,7 +77,7 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
     if not boundaries_ascend:
         raise CorruptFileError(
             path,
-            f"document boundaries do not ascend from 0 to {num_sequences} sequences",
+            f"document boundaries do not ascend from 0 to {num_sequences} sequences; restore the file",
             offset=HEADER_BYTES + 12 * num_sequences,
         )
     _check_places(path, lengths, pointers, np.dtype(header.token_dtype).itemsize, bin_bytes)
@@ -103,17 +103,19 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
     if not head.startswith(_MAGIC):
         raise CorruptFileError(
             path,
-            f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: not an .idx file",
+            f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: not an .idx file; restore it",
             offset=0,
         )
     version = int.from_bytes(head[9:17], "little")
     if version != 1:
         raise UnsupportedFileError(
-            path, f"has version {version}; only version 1 is supported", offset=9
+            path,
+            f"has version {version}, expected 1; recreate it with Megatron's tools/preprocess_data.py",
+            offset=9,
         )
     code = head[17]
     if code not in _DTYPES:
-        raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
+        raise CorruptFileError(path, f"dtype code {code} is unknown; restore the file", offset=17)
     if _DTYPES[code].startswith("float"):
         raise UnsupportedFileError(
             path, f"contains {_DTYPES[code]} values, expected integers", offset=17
@@ -149,7 +151,7 @@ def _check_places(
         raise CorruptFileError(
             path,
             f"sequence {number} ({lengths[i]} tokens of {itemsize} bytes at byte {pointers[i]}) is outside "
-            f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair",
+            f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair; restore the pair",
             offset=HEADER_BYTES + 4 * number,
         )
 
@@ -176,7 +178,7 @@ def check_last_place(path: str, header: Header, length: int, pointer: int, bin_b
 
 
 def describe_unused_bytes(bin_path: str, idx_path: str, used: int, bin_bytes: int) -> str:
-    """Make the warning about bytes at the end of a `.bin` that belong to no sequence. (Megatron
+    """Return the warning about bytes at the end of a `.bin` that belong to no sequence. (Megatron
     accepts such a pair silently.)"""
     return (
         f"{bin_path}: has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read; "

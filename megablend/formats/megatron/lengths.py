@@ -1,4 +1,4 @@
-"""The lengths in an `.idx`, read as they are needed, so that a long file is not read as a whole.
+"""The lengths in an `.idx`, read when they are needed, so that a long file is not read as a whole.
 
 Readers use only the header and the lengths. A short `.idx` is compared with its digest when it is
 opened. For a long one, `build` makes a digest of every GROUP_BYTES of header and lengths, and a
@@ -30,8 +30,8 @@ Digests = npt.NDArray[np.uint64]
 
 
 class LengthReader:
-    """Reads lengths of the sequences of one `.idx`. Safe to share between threads, and after a
-    fork.
+    """A reader of the lengths of the sequences in one `.idx`. Safe to share between threads, and to
+    use after a fork.
 
     Args:
         path: path of the `.idx`.
@@ -109,8 +109,8 @@ class LengthReader:
         return data[start : start + 4 * count].view("<i4")
 
     def _check(self, begin: int, data: Bytes) -> None:
-        """Compare groups with their digests: those that `data`, the bytes from `begin` on, contains
-        completely, and that have not been checked yet. Raises: ChangedFileError."""
+        """Compare with their digests the groups that `data`, the bytes from `begin` on, contains
+        completely and that have not been checked yet. Raises: ChangedFileError."""
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):
@@ -120,9 +120,7 @@ class LengthReader:
                 return
             if not self._is_checked[group]:
                 if _digest(data[start - begin : stop - begin].data) != self._digests[group]:
-                    raise self._changed(
-                        f"its bytes from {start} to {stop} differ from what they were"
-                    )
+                    raise self._changed(f"its bytes from {start} to {stop} are not the same as")
                 self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:

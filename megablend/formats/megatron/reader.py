@@ -53,13 +53,13 @@ NO_IDX_REMEDY = (
     "set `format: raw` for its source"
 )
 _MAX_BYTES = (1 << 32) - 1
-"""Size of the largest block: the index stores sizes in 32 bits."""
+"""Maximum size of a block: the index stores sizes in 32 bits."""
 _EMPTY = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronReader:
-    """Decodes blocks of one `.bin`."""
+    """A reader that decodes blocks of one `.bin`."""
 
     data_path: str
     bin_bytes: int
@@ -170,7 +170,8 @@ class MegatronReader:
 
 
 class MegatronFormat(BaseFormat):
-    """Pairs of a `.bin` and an `.idx`, given by either path or by their common prefix."""
+    """The format of pairs of a `.bin` and an `.idx`, given by either path or their common
+    prefix."""
 
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
@@ -236,7 +237,7 @@ class MegatronFormat(BaseFormat):
         )
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
-        """Whether the `.idx` is long; see BaseFormat."""
+        """Return whether the `.idx` is long; see BaseFormat."""
         return int(file.meta["idx_bytes"]) > WHOLE_BYTES
 
     def make_group_digests(

@@ -25,7 +25,7 @@ from megablend.system.digest import hex_digest
 
 
 class ParquetFormat(ColumnFormat):
-    """Parquet files; see `Format`."""
+    """The format of Parquet files; see `Format`."""
 
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
@@ -40,7 +40,7 @@ class ParquetFormat(ColumnFormat):
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the pages of a file and count their tokens. Pages are as large as their writer made
-        them, whatever `block_bytes` is."""
+        them, regardless of `block_bytes`."""
         return self.divide(path, read, index_file(path, read, storage), storage)
 
     def index_part(
@@ -53,8 +53,7 @@ class ParquetFormat(ColumnFormat):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """Return a reader of an indexed file, after checking that its size and its footer are the
-        same."""
+        """Return a reader of an indexed file, after checking its size and its footer."""
         source = FileBytes(path, storage, check_size(path, file.size, storage))
         try:
             digest = hex_digest(read_footer_bytes(source))

@@ -1,4 +1,4 @@
-"""Finding documents in a stream of tokens, and counting them by block."""
+"""Find documents in a stream of tokens, and count them by block."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class RawFormat(BaseFormat):
         return self.index_part(path, read, span=(0, storage.stat(path).size), storage=storage)
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Return the kind of file that a file's content shows, if its bytes are not token ids; see
-        Format.describe_contradiction."""
+        """Return the problem if a file's content looks like another kind of file, not like token
+        ids; see Format.describe_contradiction."""
         options = parse_options(dict(read.options))
         if options.allow_container:
             return None
@@ -73,9 +73,8 @@ class RawFormat(BaseFormat):
         if kind is None:
             return None
         return (
-            f"its content is {kind}, whose bytes are not token ids; correct or "
-            "remove `format` and `header_bytes`, unpack a compressed file, or set `format_options: "
-            "{allow_container: true}` if they are tokens"
+            f"its content looks like {kind}, not like token ids; correct or remove `format` and `header_bytes`, unpack a "
+            "compressed file, or set `format_options: {allow_container: true}` if it contains token ids"
         )
 
     def index_part(
@@ -184,7 +183,7 @@ def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> rang
     num_chunks = -(-layout.num_tokens // chunk_tokens)
 
     def first_chunk_from(byte: int) -> int:
-        """Return the first chunk that begins at a byte or after it: adjacent spans share none."""
+        """Return the first chunk that begins at or after a byte; adjacent spans share no chunk."""
         if byte <= 0:
             return 0
         chunk = -(-(byte - layout.header_bytes) // chunk_bytes)
@@ -222,8 +221,8 @@ def _index_chunks(
 
 
 def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Yield the ranges [start, stop) of the chunks' tokens that are indexed together; a range may
-    have tokens of several chunks."""
+    """Yield the ranges [start, stop) of the chunks' tokens that are indexed together; one range may
+    contain tokens of several chunks."""
     start = numbers.start * sizes.chunk
     end = min(numbers.stop * sizes.chunk, layout.num_tokens)
     while start < end:

@@ -1,4 +1,4 @@
-"""Finding the offset, the number and the dtype of a raw file's tokens: from its header, or from the
+"""Find the offset, the number and the dtype of a raw file's tokens, from its header or from the
 config.
 
 Known headers (all integers little-endian):
@@ -24,8 +24,8 @@ from megablend.formats.raw.raw_options import DTYPES, RawOptions
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 1024
-"""Bytes that are read of each file: the longest header of fixed size, and enough for nearly all
-`.npy` headers."""
+"""Number of bytes that are read of each file: the longest header of fixed size, and enough for
+nearly all `.npy` headers."""
 _NPY = b"\x93NUMPY"
 _MAX_NPY_TEXT = 1 << 16
 _LIT = b"LITPKDS"
@@ -46,7 +46,7 @@ _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 _MAGIC_AT_BOTH_ENDS = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
 """Magic numbers with which files of a format both begin and end."""
 _MIN_CONTAINER_BYTES = 30
-"""Bytes of a zip's first header, the longest of the headers below."""
+"""Number of bytes of a zip's first header, the longest of the headers below."""
 _GZIP_RESERVED = 0xE0
 """Bits of the flags that RFC 1952 requires to be 0."""
 _ZSTD_RESERVED = 0x08
@@ -54,7 +54,7 @@ _ZSTD_RESERVED = 0x08
 _ZIP_RESERVED = 0xD780
 """Bits of the flags that APPNOTE 4.4.4 leaves unused, or reserves."""
 _ZIP_METHODS = (0, 8, 9, 12, 14, 93, 95)
-"""Compression methods that programs write."""
+"""Compression methods that programs actually write."""
 _NPY_DTYPES = {f"<{np.dtype(name).str[1:]}": name for name in DTYPES}
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]{1,20})['"]""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")
@@ -126,15 +126,15 @@ def read_layout(
 
 
 def find_container(path: str, size: int, header_bytes: int | None, storage: Storage) -> str | None:
-    """Return the kind of file that a file's content shows, if its bytes are not token ids; None
-    otherwise.
+    """Return the kind of file that the content looks like, if its bytes are not token ids,
+    otherwise None.
 
     Since a few tokens may look like a magic number, other bytes must also fit: the end of the file,
     or a header's reserved bits.
 
     Args:
-        header_bytes: the option with this name, or None: if tokens begin after an `.npy` header,
-            there is no contradiction.
+        header_bytes: the option with this name, or None. If it makes tokens begin after an `.npy`
+            header, there is no contradiction.
 
     Raises: see Storage.read.
     """
@@ -154,19 +154,19 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
         name_bytes, extra_bytes = struct.unpack_from("<2H", head, 26)
         fits = name_bytes and 30 + name_bytes + extra_bytes <= size
         if fits and not flags & _ZIP_RESERVED and method in _ZIP_METHODS:
-            return "zip (PyTorch's .pt and NumPy's .npz are such)"
+            return "a zip file (such as PyTorch's .pt or NumPy's .npz)"
     if head.startswith(_NPY) and header_bytes is not None and head[6] in (1, 2, 3):
         kind, start = ("<H", 10) if head[6] == 1 else ("<I", 12)
         end = start + int(struct.unpack_from(kind, head, 8)[0])
         if header_bytes != end <= size and head[start : start + 1] == b"{":
-            return f".npy whose header ends at byte {end}"
+            return f"an .npy file whose header ends at byte {end}"
     # The number of samples, where each begins, and where the last one ends: at the file's end
     count, first = struct.unpack_from("<2I", head)
     last_at = 4 * (count + 1)
     if count and last_at + 4 <= first <= size:
         (end,) = struct.unpack("<I", storage.read(path, last_at, 4))
         if end == size:
-            return "a LitData chunk, or a shard of MosaicML Streaming"
+            return "a LitData chunk or a MosaicML Streaming shard"
     return None
 
 
@@ -182,7 +182,7 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
         raise CorruptFileError(
             path,
             f"has {size:,} bytes, expected header_bytes {header_bytes} plus a multiple of {token_bytes}, the size of a "
-            f"{options.dtype}: truncated, or the dtype is wrong",
+            f"{options.dtype}: truncated, or the dtype is wrong; correct `dtype`, or restore the file",
         )
     return Layout(options.dtype, header_bytes, (size - header_bytes) // token_bytes)
 
@@ -190,7 +190,7 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
 def _find_header(
     path: str, head: bytes, size: int, options: RawOptions, storage: Storage
 ) -> _Header | None:
-    """Parse the header of a file; None if it has no known one. Raises: see `read_layout`."""
+    """Parse the header of a file; return None if it has no known one. Raises: see `read_layout`."""
     # A file that is shorter than the magic number may be a truncated .npy file, or, if the config
     # gives a dtype, a few tokens
     if head.startswith(_NPY) or (options.dtype is None and _NPY.startswith(head)):
@@ -227,7 +227,7 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     if descr is None or shape is None:
         raise UnsupportedFileError(
             path,
-            f"its .npy header is {text.strip()[:200]!r}; expected an array of integers of one dimension",
+            f"its .npy header is {text.strip()[:200]!r}; expected a one-dimensional array of integers",
         )
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(
@@ -266,6 +266,6 @@ def _llmc_header(path: str, head: bytes, magic: int) -> _Header | None:
         raise UnsupportedFileError(
             path,
             f"begins like an llm.c file (magic {magic}), but with version {version} and {count} tokens, and {len(head)} bytes of "
-            "header; if it is not an llm.c file, set header_bytes: 0 and dtype",
+            "header; if it is not an llm.c file, set header_bytes: 0 and dtype in format_options",
         )
     return _Header("llm.c", _LLMC_BYTES, dtype, count)

@@ -21,14 +21,14 @@ class RawOptions:
     dtype: str | None = None
     """numpy name of the tokens' dtype; None if the file's header states it."""
     header_bytes: int | None = None
-    """Bytes before the tokens; None recognizes known headers."""
+    """Number of bytes before the tokens; with None, known headers are recognized."""
     eod_token: int | None = None
     """The token that each document ends with; it is part of the document."""
     bos_token: int | None = None
     """The token that each document begins with; it is part of the document."""
     allow_container: bool = False
-    """Whether a file is read as tokens although its bytes look like those of a Parquet, Arrow,
-    gzip, zstd, zip or `.npy` file."""
+    """Whether a file is read as tokens even if its bytes look like those of a Parquet, Arrow, gzip,
+    zstd, zip or `.npy` file."""
 
     @property
     def separator(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Decoding blocks of raw files."""
+"""Decode blocks of raw files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megablend.storage.ranges import FetchedRanges, FileRanges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawReader:
-    """Decodes blocks of one raw file."""
+    """A reader that decodes blocks of one raw file."""
 
     path: str
     size: int
@@ -35,8 +35,8 @@ class RawReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Return the ranges of the blocks' tokens; none if only documents are needed and the file
-        is one document. See BlockReader.byte_ranges."""
+        """Return the ranges of the blocks' tokens, or none if only documents are needed and the
+        file is one document. See BlockReader.byte_ranges."""
         offsets, sizes = self._ranges(blocks)
         if fetched or not len(blocks) or not (tokens or self.separator is not None):
             return []
@@ -78,7 +78,7 @@ class RawReader:
             i = int(np.argmax(wrong))
             raise CorruptFileError(
                 self.path,
-                f"a block of {blocks['tokens'][i]} tokens ({blocks['stored_bytes'][i]} bytes) lies outside the file, "
+                f"a block of {blocks['tokens'][i]} tokens ({blocks['stored_bytes'][i]} bytes) is outside the file, "
                 f"which has {self.size} bytes; {CHANGED_REMEDY}",
                 offset=int(offsets[i]),
             )
@@ -86,7 +86,7 @@ class RawReader:
 
     def _tokens(self, data: Array) -> Array:
         """Convert bytes, uint8 [stored_bytes], to tokens [num_tokens], read-only. The bytes are
-        copied if they are not aligned in memory as tokens have to be."""
+        copied if they are not aligned as tokens must be."""
         tokens: Array = np.require(
             data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
         )

@@ -82,7 +82,7 @@ def test_streams_of_before_arrow_0_15_are_named(tmp_path: Path, name: str) -> No
     options = pa.ipc.IpcWriteOptions(use_legacy_format=True)
     with pa.ipc.new_stream(path, table.schema, options=options) as writer:
         writer.write_table(table)
-    says = "is an Arrow stream in the form that releases before 0.15 .* wrote; write it again"
+    says = "is an Arrow stream in the format of releases before 0.15 .*; rewrite it"
     with pytest.raises(UnsupportedFileError, match=says):
         FORMATS[name].index(str(path), ReadSpec(), storage=STORAGE)
     with pa.ipc.open_stream(path.read_bytes()) as old, pa.ipc.new_stream(path, old.schema) as new:

@@ -368,8 +368,8 @@ def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram:
     found = check(path, VALUES)
     assert found.note is not None
     assert (
-        "1 of 1 row groups (the first is 0) have histograms of levels or first rows of pages that disagree with their "
-        "6 values, nulls or rows" in found.note
+        "the page indexes of 1 of 1 row groups (the first is 0) contradict the metadata of their column chunks"
+        in found.note
     )
 
 

@@ -1,1 +1,1 @@
-"""From the bytes of pages to tokens."""
+"""Decodes the bytes of pages to tokens."""

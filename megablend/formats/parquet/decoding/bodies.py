@@ -1,5 +1,4 @@
-"""Bodies of many pages: their checksums are compared, they are decompressed, and their levels and
-values are located.
+"""Check and decompress the bodies of many pages, and locate their levels and values.
 
 In V1 pages, levels and values are compressed together; in V2 pages, uncompressed levels precede the
 values.
@@ -160,7 +159,7 @@ def decompress_pages(
 
 
 def check_checksums(source: FileBytes, headers: Headers, addresses: Int64s) -> None:
-    """Verify the bodies, at `addresses` int64 [n] in memory, whose headers have a checksum.
+    """Verify the checksums of bodies, at `addresses` int64 [n] in memory, whose headers have one.
     Raises: CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()
     if not with_crc:

@@ -1,5 +1,4 @@
-"""Decompression of pages: it is an error if the output does not have exactly the size in the page
-header.
+"""Decompress pages: the output must have exactly the size that the page header states.
 
 pyarrow's one-shot codecs do not report that they wrote less than expected, and the rest of the
 buffer would be whatever was in memory before. So the size is checked in a different way for each
@@ -31,7 +30,7 @@ from megablend.kernels.parquet.bodies import (
 
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
-"""Decompresses many bodies; see `decompress_many`."""
+"""A function that decompresses many bodies; see `decompress_many`."""
 Size = TypeVar("Size", int, Int64s)
 
 SLACK_BYTES = 1 << 12
@@ -39,7 +38,7 @@ SLACK_BYTES = 1 << 12
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
-    """Decompress `data`, by the number of its codec, to exactly `size` bytes. Raises:
+    """Decompress `data`, whose codec is given by its number, to exactly `size` bytes. Raises:
     MalformedError, UnsupportedError (a codec that is not in CODECS)."""
     if codec not in CODECS:
         raise UnsupportedError(unsupported_codec_message(codec))
@@ -69,8 +68,8 @@ def max_decompressed_size(codec: int, size: Size) -> Size:
 
 
 def decompress_many(codec: int) -> Many | None:
-    """Return a function that decompresses many bodies in one call; None if this system has none for
-    the codec.
+    """Return a function that decompresses many bodies in one call, or None if this system has none
+    for the codec.
 
     The function takes the addresses and sizes of bodies, the addresses to write to, and the
     expected decompressed sizes: arrays of int64 [n]. It returns -1, or the number of a body that is
@@ -117,8 +116,8 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
-    """Decompress blocks, each after two big-endian sizes (decompressed, stored); early writers left
-    these out."""
+    """Decompress blocks, each of which follows two big-endian sizes (decompressed, stored); early
+    writers omitted these."""
     blocks = []
     position = 0
     while position + 8 <= len(data):
@@ -134,7 +133,7 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_blocks(blocks: Sequence[tuple[memoryview, int]], size: int) -> Buffer:
-    """Decompress blocks, given with their decompressed sizes, to `size` bytes together."""
+    """Decompress blocks, which are given with their decompressed sizes, to `size` bytes in all."""
     out = pa.allocate_buffer(size)
     address = out.address
     for data, decoded in blocks:
@@ -160,7 +159,7 @@ class _Context:
         self._free.argtypes = [ctypes.c_void_p]
         self.address: int = library.ZSTD_createDCtx() or 0
         if not self.address:
-            raise MemoryError("out of memory creating a zstd context")
+            raise MemoryError("not enough memory for a zstd context")
 
     def __del__(self) -> None:
         # ZSTD_freeDCtx accepts 0, for no context

@@ -1,4 +1,4 @@
-"""The cache of decoded dictionaries of recently read column chunks: one in a process, of limited
+"""The cache of decoded dictionaries of recently read column chunks: one per process, of limited
 size, for any number of files."""
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int]
-"""Number of the reader, and offset of the dictionary page."""
+"""The number of the reader, and the offset of the dictionary page."""
 
 DICTIONARY_BYTES = 64 << 20
 """Limit for all cached dictionaries of a process; a single one is cached even if it is larger."""
 
 
 class DictionaryCache:
-    """Arrays by key; the least recently used are evicted if all have more bytes than the limit.
-    Thread-safe, also after a fork."""
+    """A cache of arrays by key; the least recently used are evicted if the total exceeds the limit.
+    Thread-safe, even after a fork."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -67,8 +67,8 @@ class DictionaryCache:
                     self._loading.pop(key, None)
 
     def _find(self, key: Key) -> Array | None:
-        """Return the array under `key`, which counts as a use; None if it is not cached. The caller
-        holds the lock."""
+        """Return the array under `key`, which counts as a use, or None if it is not cached. The
+        caller holds the lock."""
         cached = self._arrays.get(key)
         if cached is not None:
             self._arrays.move_to_end(key)
@@ -81,7 +81,7 @@ class DictionaryCache:
             self._shrink()
 
     def clear(self) -> None:
-        """Forget all arrays."""
+        """Remove all arrays."""
         with self._lock:
             self._arrays.clear()
             self._bytes = 0
@@ -100,4 +100,4 @@ os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
 # a memory pool that the program has set in pyarrow, which no longer exists then
 atexit.register(CACHE.clear)
 READERS = itertools.count()
-"""Gives each reader a number: two readers of one path may have opened different files."""
+"""The numbers that readers get in turn: two readers of one path may have opened different files."""

@@ -40,26 +40,26 @@ from megablend.kernels.parquet.page_headers import (
 from megablend.storage.parallel_map import parallel_map
 
 WALK_BYTES = 512
-"""Bytes per read when scanning with a descriptor: small pages, and all but the longest headers,
-need no second read."""
+"""Number of bytes per read when scanning with a descriptor: small pages, and all but the longest
+headers, need no second read."""
 AHEAD_BYTES = 1 << 20
-"""Bytes per read when scanning a storage without descriptors."""
+"""Number of bytes per read when scanning a storage without descriptors."""
 WALK_PAGES = 1 << 12
-"""Largest number of headers that a call of the kernel for scanning returns."""
+"""Maximum number of headers that one call of the scanning kernel returns."""
 READS_IN_FLIGHT = 16
-"""Threads that read headers at known offsets."""
+"""Number of threads that read headers at known offsets."""
 TURNS = 4
-"""Batches of chunks per thread when scanning; several, since some chunks are longer than others."""
+"""Number of batches of chunks per thread when scanning; several, since chunks differ in length."""
 PART_PAGES = 1 << 10
-"""Pages per batch when several threads read headers at known offsets; fewer are not worth a
-thread."""
+"""Number of pages per batch when several threads read headers at known offsets; fewer are not worth
+a thread."""
 
 NO_DICTIONARY = (-1, 0)
 """Offset and size of a dictionary page that does not exist."""
 
 
 def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
-    """Whether pages are data pages: bool [n]."""
+    """Return whether pages are data pages: bool [n]."""
     are_data: npt.NDArray[np.bool_] = (headers["type"] == DATA) | (headers["type"] == DATA_V2)
     return are_data
 
@@ -117,7 +117,7 @@ def walk_pages(
     """Scan chunks from header to header until the values of each are complete.
 
     Args:
-        limit: byte of the file at which pages end at the latest; a chunk's own size is not used,
+        limit: offset in the file at or before which all pages end; a chunk's own size is not used,
             since some writers do not count the dictionary's header in it.
         in_flight: number of threads that read in parallel.
 
@@ -278,7 +278,7 @@ def _parse_probes(
 @contextmanager
 def _scattered_descriptor(source: FileBytes) -> Iterator[int]:
     """Yield a descriptor for small scattered reads, without read-ahead, which would read the whole
-    file; -1 if the storage has none."""
+    file; or -1 if the storage has none."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
             _advise(fd, os.POSIX_FADV_RANDOM)

@@ -1,4 +1,4 @@
-"""The levels of pages: their encoding, and the rows that they describe.
+"""The levels of pages: check their encoding, and find the rows that they describe.
 
 Source: parquet-format, README.md ("Data Pages") and Encodings.md.
 """
@@ -23,13 +23,13 @@ from megablend.kernels.parquet.levels import (
 from megablend.kernels.parquet.page_headers import DATA_V2, Headers
 
 Levels = npt.NDArray[np.void]
-"""LEVELS_DTYPE [num_pages]: the place of each page's levels, and the counts made from them."""
+"""LEVELS_DTYPE [num_pages]: the place of each page's levels, and the counts derived from them."""
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:
-    """Reject levels encoded as BIT_PACKED, which RLE replaced: readers disagree about its order of
-    bits (arrow issue 42368). It is accepted in pages without levels, since some writers state it
-    there. Raises: UnsupportedError."""
+    """Reject levels encoded as BIT_PACKED, which RLE replaced: readers disagree about its bit order
+    (arrow issue 42368). It is accepted in pages without levels, since some writers state it there.
+    Raises: UnsupportedError."""
     for level, field in ((column.max_def, "def_encoding"), (column.max_rep, "rep_encoding")):
         others = headers[field][headers[field] != int(Encoding.RLE)]
         if level and len(others):
@@ -48,7 +48,7 @@ def levels_of(
         headers: HEADER_DTYPE [n].
         addresses, sizes: int64 [n], address and size of the bytes that begin with each page's
             levels.
-        num_pieces: int64 [n], number of pieces that each page is expected to have, below 0 if
+        num_pieces: int64 [n], number of pieces that each page is expected to have, negative if
             unknown; None if the offsets of pieces are not needed.
 
     Returns: LEVELS_DTYPE [n]; the offsets of the pieces of all pages, int64; and the position among

@@ -1,4 +1,4 @@
-"""Decoding pages to tokens, many at a time: one kernel call each for headers, bodies, levels and
+"""Decode pages to tokens, many at a time: one kernel call each for headers, bodies, levels and
 values.
 
 PLAIN tokens stay in the buffer to which their page was decompressed. No block keeps the bytes of
@@ -48,7 +48,7 @@ RLE = int(Encoding.RLE)
 
 
 def select_blocks(blocks: Array) -> tuple[Array, Int64s]:
-    """Return the distinct blocks among PLACED_BLOCK_DTYPE [n] in the order of the file, and the
+    """Return the distinct blocks among `blocks`, PLACED_BLOCK_DTYPE [n], in file order, and the
     position of each of `blocks` among them, int64 [n]."""
     offsets = blocks["offset"]
     # Most requests are in the order of the file already
@@ -76,7 +76,7 @@ def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class ParquetReader:
-    """Reads pages of one column of one file."""
+    """A reader of pages of one column of one file."""
 
     def __init__(self, source: FileBytes, column: Column) -> None:
         self._source = source
@@ -134,8 +134,7 @@ class ParquetReader:
         return column.physical, column.dtype, column.max_def, column.max_rep
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
-        """See `JointReader.decode_jointly`. Only pages in the order of their files are decoded
-        jointly."""
+        """See `JointReader.decode_jointly`. Only pages in file order are decoded jointly."""
         if any(select_blocks(read.blocks)[0] is not read.blocks for read in reads):
             return None
         return self._decode_pages(reads, pieces=pieces)
@@ -286,8 +285,8 @@ class ParquetReader:
 
 
 def _find_dictionaries(read: FileRead) -> list[Array | None]:
-    """Return the dictionary of each page, int32 or int64 [num_entries]; None if its values are not
-    encoded by one, or its chunk has none."""
+    """Return the dictionary of each page, int32 or int64 [num_entries], or None if the page is not
+    dictionary-encoded or its chunk has no dictionary."""
     reader = read.reader
     assert isinstance(reader, ParquetReader)
     dictionaries = list[Array | None]([None] * len(read.blocks))

@@ -1,8 +1,8 @@
-"""Decoding the values of pages to tokens: a table selects the decoder of a page, and one kernel
+"""Decode the values of pages to tokens: a table selects the decoder of a page, and one kernel
 contains all decoders.
 
 PLAIN values stay in the decompressed buffer; others are decoded into new memory. Indexing refuses
-pages with an encoding that is not in the table, which has all that Parquet allows for numbers.
+pages with an encoding that is not in the table, which lists all that Parquet allows for numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STORED: dict[int, np.dtype[Any]] = {
 """The dtype of decoded values of each physical type; floats are decoded as integers with the same
 bits."""
 WIDE_BYTES = 1 << 20
-"""Bytes of values that are decoded at a time if tokens have a narrower type than values."""
+"""Number of bytes of values that are decoded at a time if tokens are narrower than values."""
 DECODERS: dict[tuple[int, int], int] = {
     (physical, int(encoding)): decoder
     for physical in STORED
@@ -162,7 +162,7 @@ def _decode_as_stored(
 
 
 def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
-    """Whether encodings [n] are dictionary encodings: bool [n]."""
+    """Return whether encodings [n] are dictionary encodings: bool [n]."""
     plain_dictionary, rle_dictionary = _DICTIONARY
     is_dictionary: npt.NDArray[np.bool_] = (encodings == plain_dictionary) | (
         encodings == rle_dictionary

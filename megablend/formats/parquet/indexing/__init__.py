@@ -1,1 +1,1 @@
-"""Finding a file's pages and counting their tokens."""
+"""Finds a file's pages and counts their tokens."""

@@ -1,4 +1,4 @@
-"""Counting pages by their headers, and by their levels if headers are not enough."""
+"""Count pages by their headers, and by their levels if the headers are not enough."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _count_by_headers(
 
 
 def _are_full(chunks: Chunks, column: Column) -> Bools:
-    """Whether the metadata of chunks proves that each level is a token: bool [num_chunks]. The
-    null_count of lists proves nothing, since it does not count empty lists."""
+    """Return whether the metadata of chunks proves that each level is a token: bool [num_chunks].
+    The null_count of lists proves nothing, since it does not count empty lists."""
     full: Bools = has_histogram(chunks, column) & (chunks["top_level"] == chunks["num_values"])
     if column.max_rep == 0:
         full |= (chunks["null_count"] == 0) | (column.max_def == 0)

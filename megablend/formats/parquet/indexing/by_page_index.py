@@ -1,4 +1,4 @@
-"""Locating pages by OffsetIndexes, and counting them by ColumnIndexes if these contain enough."""
+"""Locate pages by OffsetIndexes, and count them by ColumnIndexes if these contain enough."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def read_page_indexes(
 
 
 def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
-    """Return the encoding of the data pages of each chunk, int64 [num_chunks]; -1 if they have
-    several encodings, or if their headers have to be read."""
+    """Return the encoding of the data pages of each chunk, int64 [num_chunks], or -1 if they have
+    several encodings or their headers have to be read."""
     encoding_of_bits = {
         1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical
     }

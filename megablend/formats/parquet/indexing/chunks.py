@@ -1,5 +1,5 @@
-"""Locating and counting the pages of column chunks in the cheapest exact way; chunks that have the
-same cheapest way are processed together.
+"""Locate and count the pages of column chunks in the cheapest exact way; chunks with the same
+cheapest way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or the indexes disagree with the chunk's values, nulls or rows
@@ -111,16 +111,15 @@ def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
-    """Return the warning about wrong level histograms, which ClickHouse 26 writes if a dictionary
-    overflows, and Arrow C++ 19 to 25 for long rows, and about wrong first rows of pages, which
-    ClickHouse up to 25.6 writes; None if there are none."""
+    """Return the warning about wrong page indexes, or None if there are none. ClickHouse 26 writes
+    wrong level histograms if a dictionary overflows, Arrow C++ 19 to 25 for long rows; ClickHouse
+    up to 25.6 writes wrong first rows of pages."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
     return (
-        f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms "
-        f"of levels or first rows of pages that disagree with their {chunks['num_values'][first]:,} values, nulls or "
-        "rows, so their pages were counted by their headers"
+        f"the page indexes of {miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) "
+        "contradict the metadata of their column chunks, so their pages were counted by their headers"
     )
 
 

@@ -1,5 +1,4 @@
-"""Counting the rows and tokens of each page, and the documents that end in it: pure functions on
-arrays."""
+"""Count the rows and tokens of pages, and the documents that end in them: pure functions."""
 
 from __future__ import annotations
 
@@ -113,11 +112,11 @@ def count_from_page_index(
 _COUNTED_AT_ONCE = 1 << 14
 """Arrow C++ 19 to 25 counts levels wrong if there are only two, 0 and 1, and more than this many
 are written at once: the first ones are counted several times, others never (apache/arrow#50778).
-The number of nulls, which is not taken from the histogram, is right."""
+The number of nulls, which is not taken from the histogram, is correct."""
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
-    """Whether the metadata of chunks has a consistent histogram of definition levels: bool
+    """Return whether the metadata of chunks has a consistent histogram of definition levels: bool
     [num_chunks]."""
     fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
     fits &= chunks["all_levels"] == chunks["num_values"]
@@ -130,9 +129,9 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
 def find_miscounted(
     places: OffsetIndexes, counts: ColumnIndexes, chunks: Chunks, column: Column
 ) -> npt.NDArray[np.bool_]:
-    """Whether the page indexes of chunks are wrong: bool [num_chunks]. The rows of their pages are
-    not known then, or their level histograms disagree with num_values in their metadata or, if they
-    may be wrong nevertheless, with the numbers of nulls."""
+    """Return whether the page indexes of chunks are wrong: bool [num_chunks]. They are if the rows
+    of their pages are unknown, or if their level histograms disagree with num_values in the
+    metadata or, where they may be wrong nevertheless, with the numbers of nulls."""
     first_page = places.first_page
     levels = counts.levels.sum(axis=0)
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
@@ -146,7 +145,8 @@ def find_miscounted(
 
 
 def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
-    """Whether the page index of chunks determines the tokens of each page: bool [num_chunks]."""
+    """Return whether page indexes determine the tokens of each page, by chunk: bool
+    [num_chunks]."""
     if column.max_rep:
         return counts.has_levels
     return counts.has_nulls | (column.max_def == 0)
@@ -154,7 +154,7 @@ def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bo
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
     """Convert pages to blocks. Each page has rows or tokens; if the rows of one page are unknown,
-    those of all blocks are.
+    the rows of all blocks are.
 
     Args:
         first_page: int64 [num_chunks + 1], number of each chunk's first page, which begins with a

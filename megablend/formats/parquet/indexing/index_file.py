@@ -1,4 +1,4 @@
-"""Indexing a Parquet file: its blocks are its data pages, chunk by chunk."""
+"""Index a Parquet file: its blocks are its data pages, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _STATISTICS_DTYPES = {
     (Physical.INT32, True): "<u4",
     (Physical.INT64, False): "<i8",
 }
-"""The dtype of statistics for each physical type, signed (False) or unsigned (True). No token
-column is an unsigned INT64."""
+"""The dtype of statistics for each physical type, signed (False) or unsigned (True). A token column
+is never an unsigned INT64."""
 _NEW_FIELDS = (5, 6)
 """The ids of `max_value` and `min_value` in Statistics of the Parquet format."""
 _OLD_FIELDS = (1, 2)
@@ -91,7 +91,7 @@ def index_file(
 
 
 def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
-    """Return the smallest and the largest value of the chunks that have statistics; None if no
+    """Return the smallest and the largest value of the chunks that have statistics, or None if no
     chunk has any.
 
     Args:
@@ -118,8 +118,8 @@ def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
 
 
 def _has_fields(chunks: Chunks, fields: tuple[int, int], width: int) -> npt.NDArray[np.bool_]:
-    """Whether chunks have both fields of Statistics, given by their ids, in `width` bytes: bool
-    [n]."""
+    """Return whether chunks have both fields of Statistics, given by their ids, in `width` bytes:
+    bool [n]."""
     # As `column_chunk` sets them: one bit for values of 4 bytes, another for values of 8
     bits = sum(1 << (field if width == 4 else field + 8) for field in fields)
     has: npt.NDArray[np.bool_] = chunks["ranges"] & bits == bits

@@ -1,5 +1,5 @@
-"""Counting pages by their levels, if nothing else determines rows or tokens. V1 pages are read
-whole; from V2 pages, only the levels are read."""
+"""Count pages by their levels, if nothing else determines their rows or tokens. V1 pages are read
+whole; of V2 pages, only the levels are read."""
 
 from __future__ import annotations
 

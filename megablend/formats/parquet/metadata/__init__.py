@@ -1,1 +1,1 @@
-"""Parsing the metadata of a Parquet file: footer, schema, page headers, page indexes."""
+"""Parses the metadata of a Parquet file: footer, schema, page headers, page indexes."""

@@ -1,4 +1,4 @@
-"""Parsing the chunks of one column in the footer.
+"""Parse the chunks of one column in the footer.
 
 A kernel parses all row groups in one pass. If it rejects them, they are parsed in Python, which
 reports what is wrong.
@@ -22,8 +22,7 @@ from megablend.formats.parquet.metadata.thrift import (
 from megablend.kernels.parquet.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
 
 Chunks = npt.NDArray[np.void]
-"""CHUNK_DTYPE [num_chunks]: the chunks of a column, whose bytes are known to be before the
-footer."""
+"""CHUNK_DTYPE [num_chunks]: the chunks of a column, whose bytes are known to precede the footer."""
 
 _OTHER = 1 << NUMBERED
 """The bit of encodings without a bit of their own."""
@@ -42,8 +41,8 @@ def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
 
 
 def _parse_in_kernel(footer: Footer, column: Column, num_leaves: int) -> Chunks | None:
-    """Parse the chunks of a column, CHUNK_DTYPE [num_row_groups], by a kernel; None if anything is
-    unusual or damaged."""
+    """Parse the chunks of a column, CHUNK_DTYPE [num_row_groups], by a kernel; return None if
+    anything is unusual or damaged."""
     groups = footer.row_groups
     if not isinstance(groups, Structs):
         return None
@@ -139,7 +138,7 @@ def _value_statistics(statistics: Struct) -> dict[str, int]:
 
 
 def _page_encodings(meta: Struct) -> int:
-    """Return the bits of the encodings of data pages, according to encoding_stats; ABSENT if the
+    """Return the bits of the encodings of data pages, according to encoding_stats, or ABSENT if the
     writer stored none."""
     if 13 not in meta:
         return int(ABSENT)

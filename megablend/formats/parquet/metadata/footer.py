@@ -1,4 +1,4 @@
-"""Reading and parsing the footer: schema and row groups."""
+"""Read and parse the footer: schema and row groups."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ ENCRYPTED_MAGIC = b"PARE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """FileMetaData, parsed except for its row groups, which `column_chunks` parses for one
-    column."""
+    """FileMetaData, except for its row groups, which `column_chunks` parses for one column."""
 
     digest: str
     """The digest of the footer's bytes, which identifies a file's structure."""
     offset: int
-    """First byte of the footer; all pages are before it."""
+    """Offset of the footer's first byte; all pages are before it."""
     num_rows: int
     schema: Sequence[Struct]
     row_groups: Sequence[Struct]

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Physical(IntEnum):
-    """The type in which a value is stored."""
+    """The type as which a value is stored."""
 
     BOOLEAN = 0
     INT32 = 1
@@ -22,7 +22,7 @@ class Physical(IntEnum):
 
 
 class Repetition(IntEnum):
-    """The number of times that a field may occur in its parent: once, at most once, or any."""
+    """How often a field may occur in its parent: once, at most once, or any number of times."""
 
     REQUIRED = 0
     OPTIONAL = 1
@@ -66,6 +66,6 @@ class CodecId(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """Return the name of an enum's number, for messages; "unknown" and the number if it has
-    none."""
+    """Return the name of an enum's number for messages, or "unknown" and the number if it has no
+    name."""
     return kind(number).name if number in kind._value2member_map_ else f"unknown ({number})"

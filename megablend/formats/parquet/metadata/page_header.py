@@ -1,5 +1,5 @@
-"""Parsing one page header in Python, if the kernel rejects it: to report what is wrong, or to
-accept unusual fields.
+"""Parse one page header in Python if the kernel rejects it, to report what is wrong or to accept
+unusual fields.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -19,7 +19,7 @@ from megablend.formats.parquet.metadata.thrift import (
 from megablend.kernels.parquet.page_headers import MAX_HEADER_BYTES, MAX_PAGE
 
 PROBE_BYTES = 128
-"""Bytes that are read first: longer than most headers."""
+"""Number of bytes that are read first, which is more than most headers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Parsing the page indexes of many chunks: the positions of pages (OffsetIndex), and their counts
-of levels (ColumnIndex).
+"""Parse the page indexes of many chunks: the positions of pages (OffsetIndex), and their counts of
+levels (ColumnIndex).
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
 """
@@ -89,7 +89,7 @@ class ColumnIndexes:
 def parse_offset_indexes(
     data: Bytes, begins: Int64s, ends: Int64s, *, starts: Int64s, limit: int, num_rows: Int64s
 ) -> OffsetIndexes:
-    """Parse and check OffsetIndexes: pages in order, not overlapping, within their chunk.
+    """Parse OffsetIndexes; check that pages are in order, within their chunk, and do not overlap.
 
     Args:
         data: uint8, the encoded OffsetIndexes.
@@ -162,7 +162,7 @@ def parse_column_indexes(
 
 
 def _complain(data: Bytes, name: str, item: int) -> NoReturn:
-    """Raise the MalformedError about a struct that the kernel could not parse, in chunk `item`."""
+    """Raise the MalformedError for a struct in chunk `item` that the kernel could not parse."""
     try:
         read_struct(data.tobytes())
     except MalformedError as error:

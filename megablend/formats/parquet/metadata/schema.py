@@ -1,9 +1,9 @@
-"""Finding the token column in a schema.
+"""Find the token column in a schema.
 
 A list is three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name
-it as they see it in Arrow, `input_ids`, so a column's `name` omits the two inner nodes. Arrow's
-kinds of lists (also large and fixed-size ones) are the same in Parquet: for reading, only the two
-maximal levels matter.
+it as they see it in Arrow, `input_ids`, so a column's `name` omits the two inner nodes. All of
+Arrow's kinds of lists (also large and fixed-size ones) are stored in the same way in Parquet: for
+reading, only the two maximal levels matter.
 
 Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel
     paper's levels.
@@ -43,15 +43,15 @@ OTHER_DTYPES: dict[int, str] = {
     Physical.FLOAT: "float32",
     Physical.DOUBLE: "float64",
 }
-"""numpy's names of the types of numbers that are not tokens, by physical type."""
+"""The numpy names of numeric types that tokens cannot have, by physical type."""
 LIST_OF_LISTS = "is a list of lists"
-"""Value of `Column.nesting`."""
+"""Value of `Column.nesting` for a list of lists."""
 FLOAT16 = "float16"
-"""Value of `Column.kind` for a type of numbers that is not supported."""
+"""Value of `Column.kind` for a numeric type that is not supported."""
 MAX_LEVEL = 127
-"""Largest level that is read, since levels are kept in bytes; no sensible schema is deeper."""
+"""Maximum level that is read, since levels are kept in bytes; no sensible schema is deeper."""
 MAX_NESTED = 512
-"""Largest depth of groups, required ones included: the path of a column in a deep schema is
+"""Maximum depth of groups, required ones included: the path of a column in a deep schema is
 long."""
 
 
@@ -168,7 +168,7 @@ def _columns_of(schema: Sequence[Struct]) -> Sequence[Column]:
 def find_column(
     schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False
 ) -> tuple[Column, int]:
-    """Find the column called `name`, or, if that is None, the one that `choose_column` selects.
+    """Find the column called `name`, or the one that `choose_column` selects if `name` is None.
 
     Args:
         numbers: whether numbers of any kind are accepted, not only tokens.
@@ -191,7 +191,7 @@ def find_column(
 
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
-    """Return why a column cannot contain tokens, or with `numbers` numbers; None if it can."""
+    """Return why a column cannot contain tokens (with `numbers`: numbers), or None if it can."""
     is_uint64 = column.kind == "uint64"
     if column.nesting == LIST_OF_LISTS and (is_uint64 or column.dtype in TOKEN_DTYPES):
         uint64_remedy = f" of uint64; {UINT64_REMEDY}" if is_uint64 else ""
@@ -259,8 +259,8 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
-    """Return the numpy name of a column's values, "" if they are not supported numbers; and the
-    name of its type for messages."""
+    """Return the numpy name of the type of a column's values ("" if they are not supported
+    numbers), and the name of its type for messages."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
         if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):

@@ -1,5 +1,5 @@
-"""The bytes of one file: reads that are checked, and errors that name the file and the offset of
-malformed bytes."""
+"""The bytes of one file: checked reads, and errors that name the file and the offset of malformed
+bytes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from megablend.storage.prefetched import is_prefetched, request_ranges, stream_p
 from megablend.storage.ranges import merge_ranges, portions
 
 PORTION_BYTES = 32 << 20
-"""Approximate bytes of the ranges that are streamed together; a larger range is streamed by
-itself."""
+"""Approximate number of bytes of the ranges that are streamed together; a larger range is streamed
+by itself."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class ErrorLocation:
     """The place in the file that an error names."""
 
     offset: int
-    """Byte of the file."""
+    """Offset in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class FileBytes:
             problem = f"{what} is damaged: {error}; rewrite or re-download the file"
             raise CorruptFileError(self.path, problem, offset=location.offset) from error
         except MemoryError as error:
-            problem = f"{what} needs more memory than is available: its size is damaged, or the page is far too large"
+            problem = f"{what} needs more memory than is available: its size is damaged, or it is too large; rewrite the file"
             raise CorruptFileError(self.path, problem, offset=location.offset) from error
         except UnsupportedError as error:
             raise UnsupportedFileError(

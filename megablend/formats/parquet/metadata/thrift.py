@@ -22,11 +22,11 @@ from megablend.kernels.parquet.thrift import skip_structs
 T = TypeVar("T")
 
 MAX_DEPTH = 32
-"""Largest nesting of structs that is read; the nesting of Parquet's metadata is 7."""
+"""Maximum depth of nested structs; Parquet's metadata has a depth of 7."""
 
 
 class MalformedError(ValueError):
-    """Bytes that violate the format. Callers that know the file convert it to a
+    """Raised for bytes that violate the format. Callers that know the file convert it to a
     CorruptFileError."""
 
     def __init__(self, problem: str, item: int = 0) -> None:
@@ -36,12 +36,12 @@ class MalformedError(ValueError):
 
 
 class TruncatedError(MalformedError):
-    """The bytes end too early; reading more of the file may help."""
+    """Raised if the bytes end too early; reading more of the file may help."""
 
 
 class UnsupportedError(ValueError):
-    """Bytes that are valid, but not supported. Callers that know the file convert it to an
-    UnsupportedFileError."""
+    """Raised for bytes that are valid but not supported. Callers that know the file convert it to
+    an UnsupportedFileError."""
 
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
@@ -102,11 +102,11 @@ class Struct:
         return self._typed(field, name, bool, default)
 
     def is_false(self, field: int) -> bool:
-        """Whether a boolean field is present and false."""
+        """Return whether a boolean field is present and false."""
         return self._fields.get(field) is False
 
     def binary(self, field: int) -> bytes | None:
-        """Return a binary field; None if it is absent, or of another type."""
+        """Return a binary field, or None if it is absent or of another type."""
         value = self._fields.get(field)
         return value if isinstance(value, bytes) else None
 
@@ -157,8 +157,8 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each of which is parsed when it is accessed: of thousands of columns, a
-    kernel skips all but one."""
+    """A list of structs, each of which is parsed when it is accessed: kernels skip all but one of
+    thousands of columns."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -190,7 +190,7 @@ class Structs(Sequence[Struct]):
         return bytes(self._data[self.start : self.find(self._size)])
 
     def find(self, index: int) -> int:
-        """Return the position after `index` structs; below 0 if they are damaged or unusual."""
+        """Return the position after `index` structs; negative if they are damaged or unusual."""
         return skip_structs(np.frombuffer(self._data, np.uint8), self.start, index)
 
 
