@@ -1,2 +1,2 @@
-"""The index: where tokens are stored, found once, in parallel,
-and committed to a cache on a shared path."""
+"""The index, which records where tokens are stored: built once, in parallel, and committed to a
+cache on a shared path."""

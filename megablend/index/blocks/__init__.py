@@ -1,1 +1,1 @@
-"""Blocks of an index as readers see them: decoded, split, with extra columns."""
+"""Blocks of an index as readers see them: decoded, split, and with extra columns."""

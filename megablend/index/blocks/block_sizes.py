@@ -1,8 +1,8 @@
-"""Sizes of blocks from the tables of the index: tokens, memory, dictionaries; and how the memory of
-a process is divided.
+"""Sizes of blocks according to the tables of the index (tokens, memory, dictionaries), and the
+division of a process's memory.
 
-Nothing is read from data files. `memory` is the limit of a process for reading a split. Batches and
-the order of the sources' blocks are subtracted from it first, at their actual size; then, if a
+Nothing is read from data files. `memory` is the limit of a process for reading a split. The actual
+sizes of batches and of the order of the sources' blocks are subtracted from it first; then, if a
 source has extra columns, 1 / EXTRA_PART of `memory` for these. The rest is divided by SHARES.
 """
 
@@ -20,8 +20,8 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.lazy import cached_property
 
 EXTRA_PART = 16
-"""1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that
-need them."""
+"""1 / EXTRA_PART of `memory` is for decoded pages of extra columns, which are cached for other
+blocks that need them."""
 SHARES = {"dictionaries": 1, "planning": 1, "cache": 1, "reads": 2, "blocks": 11}
 """Parts of the rest of `memory`; see `prefetch.memory_budget.Budget`."""
 NUM_SHARES = sum(SHARES.values())
@@ -32,8 +32,8 @@ STORED_BYTES = 4
 
 
 def divide_rest(rest: int) -> dict[str, int]:
-    """Divide the rest of `memory`, which may be negative: the bytes of each of SHARES, at least
-    0."""
+    """Divide the rest of `memory`, which may be negative. Return the bytes of each of SHARES, at
+    least 0."""
     return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
 
 
@@ -57,8 +57,8 @@ class BlockSizes:
         return self._with_eod(ids, self.snapshot.blocks(ids))
 
     def _with_eod(self, ids: Int64s, rows: Array) -> Int64s:
-        """Return the number of tokens of blocks `ids`, including end-of-document tokens, from their
-        rows of the block table: int64 [n]."""
+        """Return the number of tokens of blocks `ids`, including end-of-document tokens, given
+        their rows of the block table: int64 [n]."""
         has_eod = self._has_eod[self.snapshot.file_of(ids)]
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
@@ -93,7 +93,7 @@ class BlockSizes:
 
     @cached_property
     def _has_eod(self) -> Bools:
-        """Whether documents of the file get end-of-document tokens: bool [num_files]."""
+        """Return whether documents of the file get end-of-document tokens: bool [num_files]."""
         return np.array([eod is not None for eod in self.append_eod])[self.snapshot.files.columns]
 
     @cached_property

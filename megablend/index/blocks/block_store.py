@@ -1,4 +1,4 @@
-"""Reading blocks of an index by number: finding and opening their files, decoding, inserting
+"""Read blocks of an index by number: find and open their files, decode them, and insert
 end-of-document tokens."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True)
 class BlockBatch:
-    """Tokens of several blocks, one after the other."""
+    """The tokens of several blocks, one block after another."""
 
     tokens: npt.NDArray[Any]
     """[num_tokens], in the widest token dtype among the blocks."""
@@ -48,8 +48,8 @@ class BlockBatch:
 
 
 class BlockStore(BlockSizes):
-    """Reads blocks of one index by number. It can be shared by threads, pickled, and used after a
-    fork.
+    """A reader of the blocks of one index by number. It can be shared between threads, pickled, and
+    used after a fork.
 
     Args:
         snapshot: the opened index.
@@ -90,7 +90,7 @@ class BlockStore(BlockSizes):
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
-        """A store for each snapshot of a run: a JoinedStore has several, others only itself."""
+        """The stores of a run's snapshots: several in a JoinedStore, otherwise the store itself."""
         return (self,)
 
     @property
@@ -100,18 +100,18 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_reads(self) -> int:
-        """Number of reads to keep in flight: the largest that a source's storage prefers."""
+        """Number of reads to keep in flight: the largest number that a source's storage prefers."""
         return max((each.max_reads for each in self._limits), default=1)
 
     @cached_property
     def is_synchronous(self) -> bool:
-        """Whether the storages of all sources read before `fetch` returns."""
+        """Whether the storages of all sources complete reads before `fetch` returns."""
         return all(each.is_synchronous for each in self._limits)
 
     @cached_property
     def max_files(self) -> int:
-        """Number of files to read at a time when whole files are read: the largest that a source's
-        storage prefers."""
+        """Number of files to read at a time when whole files are read: the largest number that a
+        source's storage prefers."""
         return max((each.max_files for each in self._limits), default=1)
 
     @cached_property
@@ -126,7 +126,7 @@ class BlockStore(BlockSizes):
         """Read and decode blocks.
 
         Args:
-            ids: int64 [n], block numbers of the index; any order, repeats allowed.
+            ids: int64 [n], block numbers of the index, in any order and possibly repeated.
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table, for a caller that has
                 looked them up.
             pieces: whether to return document offsets; otherwise `offsets` are NO_OFFSETS.
@@ -203,13 +203,13 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _changes_blocks(self) -> bool:
-        """Whether end-of-document tokens or extra columns are added to the blocks of some
+        """Return whether end-of-document tokens or extra columns are added to the blocks of some
         source."""
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
-        """Whether `decode` will read files itself: the files of extra columns, whose blocks are
-        known only after the tokens have been decoded."""
+        """Return whether `decode` will read files itself: the files of extra columns, whose blocks
+        are known only after the tokens have been decoded."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def list_extra_blocks(self, ids: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
@@ -273,7 +273,7 @@ class BlockStore(BlockSizes):
     def _check_ends(
         self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]
     ) -> None:
-        """Compare the number of end-of-document tokens that each block got with the index.
+        """Compare the number of end-of-document tokens added to each block with the index.
         Raises: CorruptFileError."""
         ends = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
         wrong = np.flatnonzero(ends != rows["ends"])
@@ -289,7 +289,7 @@ class BlockStore(BlockSizes):
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Find the document offsets of blocks, without end-of-document tokens; see
-        BlockReader.find_pieces. Returns them in the order of `ids`, and the number of data bytes
+        BlockReader.find_pieces. Return them in the order of `ids`, and the number of data bytes
         that were read. Raises: see `read`."""
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
@@ -342,7 +342,7 @@ class BlockStore(BlockSizes):
         return numbers
 
     def cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-        """Divide blocks `numbers` int64 [n], ascending, by their files: yields the number of each
+        """Divide blocks `numbers` int64 [n], ascending, by their files: yield the number of each
         file, and the slice of `numbers` with its blocks."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
@@ -368,7 +368,7 @@ def _count_bytes(block: DecodedBlock) -> int:
 
 
 class JoinedStore(BlockStore):
-    """Reads blocks of all snapshots of a run, as one index; `stores` has a store for each
+    """A reader of the blocks of all snapshots of a run as one index; `stores` has a store for each
     snapshot."""
 
     def __init__(
@@ -381,8 +381,8 @@ class JoinedStore(BlockStore):
     ) -> None:
         """
         Args:
-            extra: each source's extra columns, as the store of its snapshot has them, by its name
-                in the JoinedSnapshot.
+            extra: each source's extra columns in the store of its snapshot, by the source's name in
+                the JoinedSnapshot.
             roots: the folders of the sources' files, by the same names.
         """
         self._stores = tuple(stores)
@@ -418,7 +418,7 @@ class JoinedStore(BlockStore):
 
 
 def _move(column: ExtraColumn, source: SourceEntry) -> ExtraColumn:
-    """Return an extra column of a snapshot as an extra column of `source`, a source of the
+    """Convert an extra column of a snapshot to an extra column of `source`, a source of the
     JoinedSnapshot."""
     entry = source.find_extra(column.column)
     assert entry is not None, column.column

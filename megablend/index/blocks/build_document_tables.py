@@ -1,5 +1,5 @@
-"""Building document tables: the ranks share the counting of documents, file by file and in large
-files by ranges of blocks; rank 0 joins the counts, and commits the tables."""
+"""Build document tables: the ranks share the counting of documents, file by file, and by ranges of
+blocks in large files; rank 0 joins the counts and commits the tables."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from megablend.system.waits import log_slow_wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesReport:
-    """Summary of building the document tables; the same on all ranks."""
+    """A summary of building the document tables; the same on all ranks."""
 
     documents: int
-    """Documents of all sources that have a table."""
+    """Number of documents of all sources that have a table."""
     counted: int
-    """Documents that this build counted; the others were counted before."""
+    """Number of documents that this build counted; the others were counted before."""
     scanned_bytes: int
     """Data bytes that had to be read for counting."""
     table_bytes: int
@@ -110,7 +110,7 @@ def _find_missing(
     snapshot: Snapshot, sources: Sequence[int], stretch_bytes: int
 ) -> dict[int, list[BlockRange]]:
     """Return the sources, by number, whose table is missing or damaged, each with the ranges of its
-    blocks to count; and complete tables of older versions of megablend."""
+    blocks to count. Tables of older versions of megablend are completed."""
     cache = snapshot.store
     keys = {source: table_key(snapshot, source) for source in sources}
     for folder in cache.list_upgradable(DOCUMENTS):
@@ -135,7 +135,7 @@ def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
 
 
 def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:
-    """Write the lengths of the documents, and running counts before every EVERY-th document."""
+    """Write the lengths of the documents and the running counts before every EVERY-th document."""
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
     tokens = filled = 0
     # Lengths of the last documents so far, fewer than EVERY, whose group is not complete

@@ -1,9 +1,8 @@
-"""Blocks whose bytes are damaged: if the config masks their samples, the blocks are replaced by
-zeros.
+"""Replace blocks whose bytes are damaged by zeros, if the config masks their samples.
 
 Only damage that every rank finds in the same way is replaced: bytes that violate their format or a
-checksum (CorruptFileError). A file that is missing, was replaced, or cannot be read is always an
-error.
+checksum (CorruptFileError). A file that is missing, has been replaced, or cannot be read is always
+an error.
 """
 
 from __future__ import annotations

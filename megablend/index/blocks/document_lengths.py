@@ -3,10 +3,10 @@ lengths of each range.
 
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see sealed_numbers
 
-The pieces of a document in several blocks are added up. Lengths are kept, so that a killed build
-continues from them, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx`
-and Arrow files are not read; Parquet pages are, since rows are encoded in their levels. When reads
-wait for a network, several ranges are counted at a time.
+The pieces of a document in several blocks are added up. Lengths are kept, so that a build that was
+killed continues from them, and only new files are counted when files are added. Tokens of
+`.bin/.idx` and Arrow files are not read; Parquet pages are, since rows are encoded in their levels.
+When reads wait for a network, several ranges are counted at a time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ STRETCH_BYTES = 256 << 20
 LENGTHS_KIND = "lengths"
 """The cache's kind of the files of lengths."""
 _BATCH_BLOCKS = 64
-"""Blocks that are read together."""
+"""Number of blocks that are read together."""
 _LONGEST = (1 << 31) - 1
-"""Tokens of the longest document that a table can record."""
+"""Number of tokens of the longest document that a table can record."""
 _SEEN_SECONDS = 10.0
 """Time until a file that another rank wrote is visible on a network file system."""
 
@@ -72,7 +72,7 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
-    """Return the first block in [block, end) that begins with a new document; `end` if there is
+    """Return the first block in [block, end) that begins with a new document, or `end` if there is
     none."""
     while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
@@ -95,8 +95,8 @@ class BlockRange(NamedTuple):
 def split_into_ranges(
     snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Iterator[BlockRange]:
-    """Split a source's blocks at the ends of files, and within a file at blocks that begin with a
-    document, about every `stretch_bytes`."""
+    """Split a source's blocks into ranges at the ends of files, and within a file at blocks that
+    begin with a document, about every `stretch_bytes`."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
         file = snapshot.file(number)
@@ -116,8 +116,8 @@ def split_into_ranges(
 def count_share(
     store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
 ) -> tuple[int, int]:
-    """Count the documents of this rank's share of the ranges, except ranges that were counted
-    before. Returns the numbers of documents counted and of data bytes read."""
+    """Count the documents of this rank's share of the ranges, except ranges that have already been
+    counted. Returns the numbers of documents counted and of data bytes read."""
     cache = store.snapshot.store
     mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
@@ -145,7 +145,7 @@ def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
             file = int(store.snapshot.file_of([part.first_block])[0])
             raise UnsupportedFileError(
                 store.snapshot.path(file, store.roots),
-                f"a document has {batch.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
+                f"a document has {batch.max():,} tokens, but document tables support at most {_LONGEST:,}; split it",
             )
         start = first - first_document
         lengths[start : start + len(batch)] = batch
@@ -160,7 +160,7 @@ def owners_of(parts: Sequence[BlockRange]) -> set[str]:
 
 
 def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
-    """Read the lengths of a range's documents; None if they are missing or damaged."""
+    """Read the lengths of a range's documents; return None if they are missing or damaged."""
     try:
         with reading(path, apart_from=(FileNotFoundError,)):
             data = read_regular(path)
@@ -171,7 +171,7 @@ def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
 
 def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
     """Read the lengths of a range that a rank has written; on network file systems they may appear
-    some seconds later. Raises: CacheError."""
+    a few seconds later. Raises: CacheError."""
     deadline = time.monotonic() + _SEEN_SECONDS
     path = cache.folder / LENGTHS_KIND / part.name
     while True:

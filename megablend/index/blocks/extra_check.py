@@ -1,4 +1,4 @@
-"""Checking that extra columns match their source's tokens, as far as the index records it."""
+"""Check that extra columns match their source's tokens, as far as the index allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
-    """Return the extra columns of a source, by the names of both.
+    """Return the extra columns of a source, given its name and theirs.
 
     Raises: ConfigError if a column's type differs between files, or if it lacks values for tokens
         or rows of a file.

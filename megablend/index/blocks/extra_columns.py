@@ -23,7 +23,7 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 Read = Callable[[list[int]], Sequence[DecodedBlock]]
-"""Reads and decodes blocks, given their numbers in the index."""
+"""A function that reads and decodes blocks, given their numbers in the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +150,8 @@ def _find_needed(column: ExtraColumn, tokens: TokenBlocks, *, has_eod: bool) -> 
 def _read_ranges(
     snapshot: Snapshot, column: ExtraColumn, read: Read, needed: _NeededRanges
 ) -> tuple[ColumnBlocks, list[Array]]:
-    """Read ranges of a column's numbers. Returns: the column's blocks that were read, and the
-    numbers of each range."""
+    """Read ranges of a column's numbers. Return the column's blocks that were read, and the numbers
+    of each range."""
     origin, firsts, stops = _find_blocks(snapshot, column, needed)
     bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
     ids = sorted({i for first, stop in bounds for i in range(first, stop)})
@@ -198,7 +198,7 @@ def _align(
     flat: bool,
     has_eod: bool,
 ) -> Array:
-    """Return a number for each token of a block, and with `has_eod` for each end-of-document token.
+    """Return a number for each token of a block, with `has_eod` also for end-of-document tokens.
 
     Args:
         found: the column's numbers for the block: one per row if the column is flat, otherwise one

@@ -1,5 +1,5 @@
-"""Rows of an extra column of lists, compared with those of its source's tokens: both begin at the
-same tokens, or the column's numbers would belong to other tokens."""
+"""Compare the rows of an extra column of lists with those of its source's tokens: if they did not
+begin at the same tokens, the column's numbers would belong to other tokens."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TokenBlocks(NamedTuple):
     first_tokens: Int64s
     """Position of each block's first token among the source's tokens: int64 [n]."""
     num_pieces: Int64s
-    """int64 [n]."""
+    """Number of pieces of each block: int64 [n]."""
     num_tokens: Int64s
-    """int64 [n]."""
+    """Number of tokens of each block: int64 [n]."""
 
 
 class ColumnBlocks(NamedTuple):
@@ -111,7 +111,7 @@ def _find_piece(block: DecodedBlock, token: int) -> int:
 
 
 def _find_difference(expected: Int64s, found: Int64s) -> int | None:
-    """Return the index of the first item in which two arrays differ; None if they are equal."""
+    """Return the index of the first item in which two arrays differ, or None if they are equal."""
     num_common = min(len(expected), len(found))
     different = np.flatnonzero(expected[:num_common] != found[:num_common])
     if len(different):
@@ -122,7 +122,7 @@ def _find_difference(expected: Int64s, found: Int64s) -> int | None:
 def _mismatch(
     snapshot: Snapshot, source: SourceEntry, column: ColumnEntry, block: int, row: int
 ) -> CorruptFileError:
-    """Return the error about a row of a source that begins in a block."""
+    """Return the error for a row of a source that begins in a block."""
     file = int(snapshot.file_of([block])[0])
     first_block = snapshot.file(file).first_block
     row -= int(np.diff(snapshot.running("rows_before", [source.blocks.start, first_block]))[0])

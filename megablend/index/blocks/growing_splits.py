@@ -1,9 +1,9 @@
-"""Splits of sources in several snapshots of a run: documents that an earlier snapshot had keep
-their split, and the documents of new files are divided among themselves.
+"""Splits of sources in several snapshots of a run: documents of an earlier snapshot keep their
+split, and the documents of new files are divided separately.
 
 Files are recognised by their content. The files of a source that came with the same snapshot are a
-*cohort*, whose documents are divided by the shares; so a split of a later snapshot has a range of
-documents of each cohort, without the documents of files that no longer exist.
+*cohort*, whose documents are divided by the shares; so a split of a later snapshot consists of a
+range of documents of each cohort, without the documents of files that no longer exist.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ class _Documents(NamedTuple):
     """The documents of a file."""
 
     cohort: int
-    """Number of the snapshot that the file came with."""
+    """Number of the snapshot in which the file first appeared."""
     first: int
-    """Number of its first document within the cohort."""
+    """Number of the file's first document within the cohort."""
     size: int
-    """Number of its documents."""
+    """Number of the file's documents."""
 
 
 def find_split_ranges(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
 ) -> list[SplitRanges]:
-    """Return the splits of all sources in each snapshot of a run, in order; read from the cache if
-    a build stored them, otherwise computed.
+    """Return the splits of all sources in each snapshot of a run, in order. They are read from the
+    cache if a build stored them, and computed otherwise.
 
     Args:
         stores: the stores of the snapshots, in the run's order.
@@ -113,7 +113,7 @@ def find_split_ranges(
 def _split_later(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool
 ) -> SplitRanges:
-    """Split the sources of the last snapshot of several."""
+    """Split the sources in the last of several snapshots."""
     last = stores[-1].snapshot
     digests = [each.snapshot.digest for each in stores]
     request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].source_eods]
@@ -162,8 +162,8 @@ def _find_ranges(
 def _find_documents(
     files: Sequence[_Documents], bounds: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return the ranges of documents of a split, numbered within the source, whose files are given
-    in order.
+    """Return the ranges of documents of a split, numbered within the source; the source's files are
+    given in order.
 
     Args:
         bounds: the first document of the split, and the one after its last, in each cohort.
@@ -208,8 +208,8 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documen
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Return, for each file's first document by its number in the source, its block and the tokens
-    in the block before it, as `find_document` does, but without reading blocks."""
+    """Return each file's first document, by its number in the source, with the place where it
+    begins: the result of `find_document`, found without reading blocks."""
     snapshot = store.snapshot
     entry = snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()

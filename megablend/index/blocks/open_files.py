@@ -1,4 +1,4 @@
-"""Readers of an index's files. Each is opened when it is first needed, after a check that it is
+"""Readers of an index's files. A file is opened when it is first needed, after a check that it is
 still the file that was indexed."""
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from megablend.storage.ranges import FetchedRanges
 from megablend.system.log import LOG
 
 MAX_READS = 8
-"""Number of times that a range is read before it counts as damaged."""
+"""Number of times that a range is read before it is considered damaged."""
 MAX_OPENS = 20
-"""Number of times that a file is opened before its description counts as different from the index;
-more than MAX_READS, since opening takes several reads."""
+"""Number of times that a file is opened before its description is considered different from the
+index; more than MAX_READS, since opening takes several reads."""
 MIN_OPEN_FILES = 1 << 10
-"""Number of readers that are kept whatever their size, since opening a file reads its footer. (The
-storage limits the number of descriptors.)"""
+"""Number of readers that are kept regardless of their size, since opening a file reads its footer.
+(The storage limits the number of descriptors.)"""
 MAX_OPEN_FILES = 1 << 14
-"""Largest number of readers that are kept."""
+"""Maximum number of readers that are kept."""
 OPEN_BYTES = 32 << 20
 """Memory for readers; MIN_OPEN_FILES of them may take more."""
 _READER_BYTES = 2 << 10
@@ -54,7 +54,7 @@ class Checksums:
         self._parts = [(each.num_files, open_checksums(each)) for each in parts]
 
     def find(self, number: int) -> Sums | None:
-        """Return the checksums of a file, by its number; None if there are none."""
+        """Return the checksums of a file, by its number, or None if there are none."""
         for num_files, checksums in self._parts:
             if number < num_files:
                 return None if checksums is None else checksums.of_file(number)
@@ -63,8 +63,8 @@ class Checksums:
 
 
 class FetchedCheck:
-    """Compares fetched ranges of an indexed file with their checksums, and reads those that differ
-    again.
+    """A check that compares fetched ranges of an indexed file with their checksums, and reads
+    ranges that differ again.
 
     Args:
         paths: the files that belong to it, see `Format.files`.
@@ -123,7 +123,7 @@ class FetchedCheck:
 
 
 class OpenedReader(NamedTuple):
-    """An opened file."""
+    """An opened file and its reader."""
 
     reader: BlockReader
     chunks: Array
@@ -135,8 +135,8 @@ class OpenedReader(NamedTuple):
 
 
 class OpenFiles:
-    """Readers by file number; the least recently used are dropped. They can be shared by threads,
-    and used after a fork.
+    """A cache of readers by file number, which drops the least recently used. It can be shared
+    between threads and used after a fork.
 
     Args:
         snapshot, roots, storage: as in BlockStore.
@@ -148,12 +148,11 @@ class OpenFiles:
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same_content: dict[int, int] = {}
-        """For each file by its number: a version newer than the build's whose content was found to
-        be the same."""
+        """For each file, by its number: a version newer than the build's that was found to have the
+        same content."""
         self._max_reader_bytes = OPEN_BYTES // MAX_OPEN_FILES
         self._opening = dict[tuple[int, int], threading.Lock]()
-        """Locks by process and file: after a fork, nobody releases the locks of the parent's
-        threads."""
+        """Locks by process and file: after a fork, locks of the parent's threads stay locked."""
 
     def get(self, file: int) -> OpenedReader:
         """Return the reader of file `file` of the index. Raises: MissingFileError,
@@ -161,8 +160,8 @@ class OpenFiles:
         return self._opened.get(file, partial(self._open_once, file))
 
     def _open_once(self, file: int) -> OpenedReader:
-        """Open a file; over a network, one thread of those that need it requests what opening
-        takes, and the others wait."""
+        """Open a file. Over a network, one of the threads that need it makes the requests, and the
+        others wait."""
         if not find_scheme(self._snapshot.path(file, self._roots)):
             return self._open(file)
         key = os.getpid(), file
@@ -174,7 +173,7 @@ class OpenFiles:
 
     def _open(self, file: int) -> OpenedReader:
         """Open a file until its description is the one that was indexed: once on a local disk,
-        otherwise up to MAX_OPENS times. Raises: the error of the last time."""
+        otherwise up to MAX_OPENS times. Raises: the error of the last attempt."""
         entry = self._snapshot.file(file)
         column = self._snapshot.columns[entry.column]
         path = self._snapshot.path(file, self._roots)

@@ -1,9 +1,9 @@
-"""Splits by document: each split of a source is a range of blocks, whose first and last block are
-clipped at the ends of documents.
+"""Splits by document: each split of a source is a range of blocks whose first and last blocks are
+clipped at document boundaries.
 
 The boundaries are those of Megatron: of n documents, a split has documents round(lo * n) to
-round(hi * n) - 1, if its shares begin at `lo` and end at `hi` when they are added up. Counting the
-tokens before a boundary document requires decoding its block, so splits are computed once, at
+round(hi * n) - 1 if the cumulative shares before and after it are `lo` and `hi`. Counting the
+tokens before a boundary document requires decoding its block, so splits are computed once, by the
 build.
 """
 
@@ -47,8 +47,8 @@ document."""
 def parts_of(
     store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False
 ) -> npt.NDArray[np.void]:
-    """Return the splits of all sources of an index: read from the cache if a build stored them,
-    otherwise computed.
+    """Return the splits of all sources of an index. They are read from the cache if a build stored
+    them, and computed otherwise.
 
     Args:
         keep: whether to store computed splits in the cache.
@@ -100,7 +100,7 @@ def cut_documents(
     """Find the blocks of ranges of a source's documents.
 
     Args:
-        ranges: first document of each range, and the one after its last.
+        ranges: the first document of each range, and the document after its last one.
         borders: the places where these two documents begin.
 
     Returns: PART_DTYPE [n].
@@ -138,9 +138,9 @@ def find_document(
     before it.
 
     Args:
-        document: number of the document in the source; the number of all documents stands for the
+        document: number of the document in the source; the total number of documents stands for the
             end of the source.
-        read: reads and decodes a block, if its file has another path by now; `store.read` by
+        read: a function that reads and decodes a block whose file may have moved; `store.read` by
             default.
     """
     snapshot = store.snapshot
@@ -158,8 +158,8 @@ def find_document(
 
 
 class SplitBlocks(RangedBlocks):
-    """The blocks of a source's split as orders see them: numbered from 0, clipped at the split's
-    boundaries.
+    """The blocks of a source's split as orders see them: numbered from 0, and clipped at the
+    split's boundaries.
 
     Args:
         parts: PART_DTYPE [], or [num_ranges] if the split has several ranges of the source's
@@ -211,8 +211,8 @@ class SplitBlocks(RangedBlocks):
         return before + max(0, token - int(self.clips(local)[0]))
 
     def clips(self, blocks: Int64s) -> Int64s:
-        """Return, for each of `blocks` int64 [n], local numbers, how many of its stored tokens come
-        before its first token of this split: int64 [n]."""
+        """For each of `blocks` int64 [n], local numbers, return how many of its stored tokens
+        precede its first token of this split: int64 [n]."""
         if not self._is_clipped:
             return np.zeros(len(blocks), np.int64)
         ranges = self._find_ranges(blocks)

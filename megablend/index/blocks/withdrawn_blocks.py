@@ -1,4 +1,4 @@
-"""The blocks of a split without withdrawn blocks. These count as empty, so that an order arranges
+"""The blocks of a split without withdrawn blocks, which count as empty so that an order arranges
 the others as before."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ B = TypeVar("B", bound=Blocks)
 
 
 class RemainingUnits(Generic[B]):
-    """Blocks, or documents, of which some are withdrawn.
+    """Blocks or documents, some of which are withdrawn.
 
     Args:
         units: all blocks, or all documents.
@@ -59,16 +59,16 @@ class RemainingUnits(Generic[B]):
         return count_groups(self.before, self.num_blocks, num_groups, run)
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Do nothing: the rest of an epoch is read once, so storing its totals would not pay
-        off."""
+        """Do nothing: the rest of an epoch is read once, so storing its totals is not
+        worthwhile."""
 
 
 class RemainingBlocks(RemainingUnits[DocumentBlocks]):
     """The blocks of a split without those of withdrawn files.
 
     Args:
-        documents: returns the ranges of withdrawn documents, int64 [n, 2], as numbers in
-            `blocks.documents`.
+        documents: a function that returns the ranges of withdrawn documents, int64 [n, 2], as
+            numbers in `blocks.documents`.
     """
 
     def __init__(
@@ -79,5 +79,5 @@ class RemainingBlocks(RemainingUnits[DocumentBlocks]):
 
     @property
     def documents(self) -> Blocks:
-        """The documents of the blocks, each as if it were a block."""
+        """The documents of the blocks, each represented as a block."""
         return RemainingUnits(self._units.documents, self._find_documents())

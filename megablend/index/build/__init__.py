@@ -1,1 +1,1 @@
-"""Files to the tables of a snapshot, shared among ranks, committed as one."""
+"""Builds the tables of a snapshot from files: ranks share the work, and commit them as one."""

@@ -1,5 +1,5 @@
-"""Building the index: rank 0 finds the files, all ranks index a share of them, rank 0 merges the
-results and commits.
+"""Build the index: rank 0 finds the files, each rank indexes a share of them, and rank 0 merges the
+results and commits them.
 
     rank 0     finds the files                           -> all ranks
     each rank  stats its share of the files
@@ -49,7 +49,7 @@ __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
 class Prepared(NamedTuple):
-    """The message with which rank 0 begins the work of all ranks."""
+    """The message with which rank 0 starts the work of all ranks."""
 
     nonce: str
     """The nonce of the cache's lock."""
@@ -138,8 +138,8 @@ def _build(
 def _list_files(
     sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
-    """Find the files of the sources on rank 0, and stat a share of them on each rank, which may be
-    slow on a network. Returns, on rank 0, the sources with their files, and notes."""
+    """Find the files of the sources on rank 0, and stat a share of them on each rank, since this
+    may be slow on a network. Returns, on rank 0, the sources with their files, and notes."""
     name, count = Counter(each.name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources are named {name!r}: source names must be unique")
@@ -213,7 +213,7 @@ def _make_folders(store: CacheStore) -> None:
 
 def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
     """Add a pack to `packed`; a damaged one is removed, and its files will be indexed again.
-    Returns the problem of the pack, or None."""
+    Returns the pack's problem, or None."""
     try:
         packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:

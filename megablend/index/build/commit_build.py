@@ -1,5 +1,4 @@
-"""The end of a build: the results of all ranks are merged into a snapshot, which is committed, and
-changes are reported."""
+"""Finish a build: merge the results of all ranks into a snapshot, commit it, and report changes."""
 
 from __future__ import annotations
 
@@ -42,11 +41,10 @@ from megablend.system.atomic_write import (
 
 
 class ColumnsTaken:
-    """The columns of files that tokens are read from, collected while the files of a build are
-    merged.
+    """The columns from which tokens are read, collected while the files of a build are merged.
 
     Attributes:
-        by_name: the column in the files of each column to index, by the latter's name; if known.
+        by_name: the column in the files, if known, by the name of the column to index.
     """
 
     def __init__(self) -> None:
@@ -70,8 +68,8 @@ class ColumnsTaken:
 
 
 _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
-"""Fields of a manifest that define a snapshot's content. The others, the version of megablend and
-the bytes of the tables, may differ between snapshots with the same content."""
+"""Fields of a manifest that define a snapshot's content. The other fields (the version of megablend
+and the bytes of the tables) may differ between snapshots with the same content."""
 
 
 def write_snapshot(
@@ -122,15 +120,15 @@ def write_snapshot(
 def _collect_ranges(
     fragments: Iterator[Fragment], ranges: list[tuple[int, int] | None]
 ) -> Iterator[Fragment]:
-    """Pass the fragments through, and append their token ranges to `ranges`."""
+    """Yield the fragments unchanged, and append their token ranges to `ranges`."""
     for fragment in fragments:
         ranges.append(fragment.token_range)
         yield fragment
 
 
 def _is_intact(committed: Path, written: Path) -> bool:
-    """Whether the snapshot that was committed before has the content of the one just written, and
-    its tables are undamaged."""
+    """Return whether the snapshot that was committed before has the same content as the one just
+    written, and its tables are undamaged."""
     try:
         manifest = read_snapshot_manifest(committed)
         expected = read_snapshot_manifest(written)
@@ -167,13 +165,13 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
 
 def _file_versions(older: Snapshot, built: Snapshot) -> Numbers:
     """Return the versions of the files of an older snapshot, as this build found them, uint64
-    [num_files]; 0 for files that have changed, or that this build did not find."""
+    [num_files], or 0 for files that have changed or were not found by this build."""
     versions = dict(zip(_identities(built), built.seen.tolist(), strict=True))
     return np.array([versions.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
 def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Return root, name and content of each file: equal for the same file in two snapshots."""
+    """Return the root, name and content of each file: equal for the same file in two snapshots."""
     roots = [snapshot.columns[column].root for column in snapshot.files.columns.tolist()]
     rows = zip(roots, snapshot.file_names(), snapshot.files.contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]
@@ -239,8 +237,8 @@ def _load_fragments(
     taken: ColumnsTaken,
     unused_bytes: list[str],
 ) -> Iterator[Fragment]:
-    """Yield the indexing result of each file, in order; fills `taken`, and `unused_bytes` with
-    warnings about unused bytes of files."""
+    """Yield the indexing result of each file, in order. Fills `taken`, and adds warnings about
+    unused bytes of files to `unused_bytes`."""
     for task in work:
         name = task.fragment
         column = task.column
@@ -254,7 +252,7 @@ def _load_fragments(
 
 
 def _newest(store: CacheStore) -> Snapshot | None:
-    """Open the newest snapshot that can be opened; None if there is none."""
+    """Return the newest snapshot that can be opened, or None if there is none."""
     for digest in reversed(list_snapshots(store)):
         with contextlib.suppress(CacheError):
             return open_snapshot(store, digest)

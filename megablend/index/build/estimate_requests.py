@@ -1,5 +1,5 @@
-"""Estimating the requests and bytes that indexing files of an object store will take, by indexing
-all or some of them without reading data."""
+"""Estimate the requests and bytes that indexing files of an object store will take, by indexing all
+or some of them without reading data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.transfer import RequestCount, extrapolate
 
 _FIRST_SAMPLE = 512
-"""Number of files that are tried at first; in a smaller source, all files are tried."""
+"""Number of files that are tried first; in a smaller source, all files are tried."""
 _MAX_RATIO = 1.5
-"""More files are tried while the ratio of the upper bound to the lower bound is larger."""
+"""More files are tried while the upper bound divided by the lower bound is larger than this."""
 _LARGE_SHARE = 256
 """All files that have more than 1 / _LARGE_SHARE of the bytes are tried."""
 
@@ -62,7 +62,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
 
 
 def _count_large(sizes: Sequence[int]) -> int:
-    """Count the files that have a large share of all bytes, given all sizes in ascending order."""
+    """Count the files that have a large share of all bytes; `sizes` are in ascending order."""
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
 
 

@@ -1,8 +1,8 @@
-"""Parts of a large file: their number, their spans, and joining their indexes.
+"""Parts of a large file: their number and spans, and how their indexes are joined.
 
 A part consists of the chunks that begin in an equal share of the file's bytes. The number of parts
-depends only on the size of the file, so the next build can reuse the parts of a killed one, with
-any number of ranks. The joined parts equal the result of indexing the whole file.
+depends only on the size of the file, so the next build can reuse the parts of one that was killed,
+with any number of ranks. The joined parts equal the result of indexing the whole file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from megablend.formats.base import FileIndex
 from megablend.formats.blocks import join_token_ranges
 
 PART_BYTES = 512 << 20
-"""Bytes of a part, at least. (Parts must not be too small, since each has to read the footer.)"""
+"""Minimum size of a part in bytes; it is not small, since each part has to read the footer."""
 MAX_PARTS = 256
 
 
 def num_parts(size: int) -> int:
-    """Return the number of parts in which a file of `size` bytes is indexed, if its format supports
-    parts."""
+    """Return the number of parts for indexing a file of `size` bytes in a format with parts."""
     return min(MAX_PARTS, max(1, size // PART_BYTES))
 
 

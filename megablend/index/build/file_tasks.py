@@ -1,5 +1,5 @@
-"""The work of a build for each file: its fragment is reused; or the file is indexed, as a whole or
-in parts, and a fragment is stored.
+"""The work of a build for each file: reuse its fragment; or index the file, as a whole or in parts,
+and store a fragment.
 
 Large files are indexed in parts (`file_parts`), so that several ranks can index one file together,
 and progress is reported meanwhile.
@@ -36,7 +36,7 @@ from megablend.storage.prefetched import request_ranges
 _FILE_COST = 1 << 20
 """Cost of opening a file, in bytes that are read in the same time."""
 _WHOLE_BYTES = 512 << 10
-"""Over a network, a file up to this size is read by one request."""
+"""Over a network, a file of up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
 """Cost of reading a fragment, in bytes of a file that are read in the same time."""
 _CHANGED = f"changed while it was being indexed, {NOT_ONE_FILE}"
@@ -54,11 +54,11 @@ class FileTask:
     fragment: str
     """Name of the fragment."""
     known: bool
-    """Whether the fragment exists (it may be damaged)."""
+    """Whether the fragment exists (it may still be damaged)."""
     packed: bool
     """Whether the fragment is in an undamaged pack, so that there is nothing to do."""
     changed: bool
-    """Whether there is no such fragment, but one of another version of the file."""
+    """Whether only a fragment of another version of the file exists."""
     num_parts: int
     """Number of parts in which the file is indexed; 1 for the whole file."""
 
@@ -82,7 +82,7 @@ class TaskResult:
     """The result of one unit of work."""
 
     read: bool
-    """Whether this build indexed it; if not, its fragment was reused."""
+    """Whether this build indexed it; if not, a fragment was reused."""
     scanned_bytes: int
     """Bytes of the file's body that had to be read for counting."""
     note: str | None
@@ -155,8 +155,8 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 def ensure_fragment(
     work: FileTask, part: int, store: CacheStore, packs: PackWriter, storage: Storage
 ) -> TaskResult:
-    """Make sure that the result of indexing a file, or a part of it, is stored: the whole file's is
-    added to `packs`, a part's is an undamaged fragment in the cache.
+    """Ensure that the result of indexing a file, or a part of it, is stored. The result of a whole
+    file is added to `packs`; that of a part is an undamaged fragment in the cache.
 
     Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during
         indexing; CacheError.
@@ -168,7 +168,8 @@ def ensure_fragment(
         try:
             fragment = read_fragment(path)
         except FileNotFoundError:
-            note = f"{path}: removed by another process during the build" if work.known else None
+            if work.known:
+                note = f"{path}: removed by another process during the build; the file was indexed again"
         except CacheError as error:
             note = str(error)
         else:
@@ -186,7 +187,7 @@ def ensure_fragment(
 
 
 def index_part(work: FileTask, part: int, storage: Storage) -> Fragment:
-    """Index a file, or a part of it; the content of a new file is first checked to agree with the
+    """Index a file, or a part of it, after checking that the content of a new file agrees with the
     way in which it is read. Raises: see `ensure_fragment`."""
     column = work.column
     if part == 0 and not _is_known(work):
@@ -225,7 +226,7 @@ def _check_unchanged(work: FileTask, storage: Storage) -> None:
 
 
 def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[str]:
-    """Return warnings about files that runs may read already, and whose content does not agree with
+    """Return warnings about files that runs may already read and whose content does not agree with
     the way in which they are read. Raises: see Storage.read."""
     known = [task for task in work if _is_known(task)]
     threads = storage.limits(known[0].file.path).max_files if known else 1
@@ -234,8 +235,8 @@ def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[
 
 
 def _is_known(work: FileTask) -> bool:
-    """Whether a run may read the file already: the cache has an index of some version of the file,
-    or an index that contains the file is being repaired."""
+    """Return whether a run may already read the file: the cache has an index of some version of the
+    file, or an index that contains the file is being repaired."""
     return work.known or work.changed or not work.column.patterns
 
 

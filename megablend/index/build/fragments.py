@@ -62,7 +62,7 @@ class Fragment:
     body: str
     """Hex digest of sampled ranges of the file's body."""
     meta: str
-    """FileIndex.meta as JSON text, which is stored in the index as it is."""
+    """FileIndex.meta as JSON text, which is stored in the index unchanged."""
     column: str | None
     token_range: tuple[int, int] | None
     chunks: Array
@@ -88,13 +88,13 @@ class Fragment:
 _INDEXED = tuple(
     field.name for field in dataclasses.fields(Fragment) if field.name not in ("body", "meta")
 )
-"""The attributes that a Fragment and a FileIndex both have."""
+"""The attributes that both a Fragment and a FileIndex have."""
 PLAIN_FIELDS = ("rows", "tokens", "token_dtype", "structure", "body")
-"""The attributes of a Fragment that are stored as they are, in a file of its own or in a pack."""
+"""The attributes of a Fragment that are stored unchanged, in a file of its own or in a pack."""
 
 
 def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
-    """Return the name of a file's fragment, `place-answer`; `documents`: whether it counts
+    """Return the name of a file's fragment, `place-answer`; `documents` says whether it counts
     documents."""
     place = hex_digest(json.dumps([column.column_name, file.name]), 8)
     return f"{place}-{fragment_answer(column, file, documents=documents)}"
@@ -114,7 +114,7 @@ def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) ->
 
 
 def is_part(name: str) -> bool:
-    """Whether a fragment covers only a part of a file."""
+    """Return whether a fragment covers only a part of a file."""
     return _PART in name
 
 
@@ -189,8 +189,8 @@ def read_fragment(path: Path) -> Fragment:
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:
-    """Read the digests that identify the content of the file that a fragment describes: of its
-    structure and of its body; None if the fragment is damaged.
+    """Read the digests of the structure and the body of the file that a fragment describes, which
+    identify the file's content; return None if the fragment is damaged.
 
     Raises: FileNotFoundError; CacheError if it cannot be read.
     """
@@ -209,7 +209,7 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Raise CacheError instead of an OSError, except for a fragment that does not exist:
+    """Raise CacheError instead of an OSError; for a fragment that does not exist, raise
     FileNotFoundError."""
     try:
         yield
@@ -221,12 +221,12 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
 
 
 def _dump(content: dict[str, Any]) -> str:
-    """Return the canonical JSON of a content: equal contents have the same JSON."""
+    """Return the canonical JSON of some content: equal contents have the same JSON."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
 def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the range of tokens in a fragment's header; None if an older version wrote none, or if
+    """Return the range of tokens in a fragment's header, or None if an older version wrote none or
     the range is not valid."""
     match header.get("token_range"):
         case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:

@@ -1,4 +1,4 @@
-"""Files of a pattern, and advice on the pattern to give if it matches none."""
+"""Find the files of a pattern, and advise on a better pattern if it matches none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from megablend.storage.base import Storage
 from megablend.storage.find import Found
 
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
-"""Endings of MosaicML MDS shards."""
+"""File name endings of MosaicML MDS shards."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
-"""Matches the number of one of several files, as Hugging Face writes it."""
+"""Matches the number of one of several files in the form that Hugging Face writes."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
-"""Endings of files that hold settings, not data."""
+"""File name endings of settings, which are not data."""
 
 
 def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
@@ -78,12 +78,12 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
             if split_folders:
                 by_split = {location.get_name(each): each for each in split_folders}
                 chosen = by_split.get("train", split_folders[0])
-                return f"it has the splits {', '.join(by_split)}, so give the folder of one: {advise_on_folder(chosen, storage)}"
+                return f"it has the splits {', '.join(by_split)}; choose one: {advise_on_folder(chosen, storage)}"
             split_patterns = find_split_patterns(folder, names, suffixes)
             if split_patterns:
                 split = "train" if "train" in split_patterns else min(split_patterns)
                 return (
-                    f"it has the splits {', '.join(split_patterns)}, so give the files of one: specify them as "
+                    f"it has the splits {', '.join(split_patterns)}; choose one: specify its files as "
                     f"`{split_patterns[split]}`"
                 )
             data = [
@@ -96,8 +96,8 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return (
-                "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and "
-                "use those files"
+                "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
+                "and use these"
             )
     # Only if no folder below has data, since datasets are accompanied by .json files
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
@@ -127,7 +127,7 @@ def _possible_data(spec: SourceSpec, paths: Iterable[str], suffixes: Collection[
 
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
-    """Return the first folder of a pattern that does not exist; None if all folders before its
+    """Return the first folder of a pattern that does not exist, or None if all folders before its
     first wildcard exist."""
     folder = location.find_root([pattern])
     missing = None

@@ -5,8 +5,8 @@ flushes about ten files.
                              chunk tables, their block tables, a blake2b digest (16 bytes) of
                              everything before
 
-A build writes packs at intervals, so that a killed build loses little work. Entries are looked up
-by the `answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its
+A build writes packs at intervals, so that little work is lost if it is killed. Entries are looked
+up by the `answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its
 files are read again. Small numbers of files, parts of large files, and results of megablend 0.1.0
 are stored as single fragments (see fragments.py); a build moves many of these into a pack.
 """
@@ -69,13 +69,13 @@ first file."""
 
 
 _FIELDS = (*PLAIN_FIELDS, "meta", "column")
-"""The attributes of a Fragment that have a column each."""
+"""The attributes of a Fragment that have their own column."""
 
 
 class Pack:
-    """An opened pack: verified against its digest, and memory-mapped.
+    """An opened pack, verified against its digest and memory-mapped.
 
-    Raises: CacheError if it is damaged; or, with a cause, if it cannot be read.
+    Raises: CacheError if it is damaged or, with a cause, if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,13 +103,12 @@ class Pack:
         )
 
     def names(self, part: str) -> list[str]:
-        """Return a part of the names of all its fragments, `place` or `answer`, in order."""
+        """Return a part, `place` or `answer`, of the names of all its fragments, in order."""
         names: list[str] = self._entries.column(part).to_pylist()
         return names
 
     def contents(self) -> list[tuple[str, str]]:
-        """Return the digests that identify each file's content: the digest of its structure, and
-        the digest of its body."""
+        """Return the digests that identify each file's content: of its structure and its body."""
         return list(zip(self._columns["structure"], self._columns["body"], strict=True))
 
     def fragment(self, number: int) -> Fragment:
@@ -149,7 +148,7 @@ class Packed:
         self.places: set[str] = set()
         """The places in the fragments' names."""
         self._by_answer: dict[str, tuple[Pack, int, str]] = {}
-        """The pack that has each fragment, its number in the pack, and its name."""
+        """For each answer: the pack that has the fragment, its number in the pack, and its name."""
 
     def add(self, pack: Pack) -> None:
         """Add a pack."""
@@ -173,8 +172,8 @@ class Packed:
 
 
 class PackWriter:
-    """Stores indexing results: the results of many files in one pack, of fewer than PACK_MIN_FILES
-    as single fragments. Thread-safe.
+    """A writer that stores indexing results: those of many files in one pack, those of fewer than
+    PACK_MIN_FILES as single fragments. Thread-safe.
 
     Args:
         store: the cache's store.
@@ -228,7 +227,7 @@ class PackWriter:
 
 
 def _pack(fragments: Sequence[tuple[str, Fragment]]) -> bytes:
-    """Return the stored form of a pack of fragments, given with their names."""
+    """Return the stored form of a pack of named fragments."""
     entries = [
         {
             "place": split_name(name)[0],

@@ -1,4 +1,4 @@
-"""Indexing one rank's share of the files, and parts of files, of a build."""
+"""Index one rank's share of the files, and parts of files, of a build."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from megablend.storage.requested_reads import RequestedReads, run_in_threads
 from megablend.system.log import LOG
 
 _POST_SECONDS = 0.2
-"""Time between two messages about this rank's progress to the other ranks."""
+"""Time between two messages to the other ranks about this rank's progress."""
 _TIMES_IN_TURN = 8
-"""Factor by which more files are indexed at a time over a network, if their format makes the
-requests of a file one after another."""
+"""Factor by which more files are indexed at a time over a network if their format makes the
+requests for a file one after another."""
 
 
 def index_share(
@@ -122,7 +122,7 @@ def max_files(column: SourceSpec, storage: Storage) -> int:
 
 
 class _Tally:
-    """Counts completed work over all ranks."""
+    """A count of completed work over all ranks."""
 
     def __init__(self, work: Sequence[FileTask], items: Sequence[TaskPart]) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""A source while it is indexed: what is requested, the files that were found, and the columns to
+"""A source while it is indexed: what is requested, which files were found, and which columns to
 index."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ contain no slash."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A data file as it was found."""
+    """A data file that was found."""
 
     name: str
     """The file's name, relative to the source's root."""
@@ -37,7 +37,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """A source while it is indexed, or one of its extra columns: what is requested, and its files,
+    """A source, or one of its extra columns, while it is indexed: what is requested, and the files
     once they are found."""
 
     name: str
@@ -52,7 +52,7 @@ class SourceSpec:
     """Whether to leave out folders that cannot be listed, dangling links, pipes, sockets, devices
     and files without read permission, and report them; None if the caller has no such setting."""
     place: str = ""
-    """The place in the config that defines it (`demo.yaml:12: sources[1]`), for messages."""
+    """The source's place in the config (`demo.yaml:12: sources[1]`), for messages."""
     root: str = ""
     """Folder that file names are relative to."""
     paths: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class SourceSpec:
         return f"{self.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.name
 
     def complaint(self, problem: object) -> ConfigError:
-        """Return an error about the source, with its place in the config."""
+        """Return an error for the source, with its place in the config."""
         place = f"{self.place}: " if self.place else ""
         return ConfigError(f"{place}source {self.name!r}: {problem}")
 

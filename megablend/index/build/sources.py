@@ -1,7 +1,7 @@
-"""Finding the files of a source: from patterns to files, each with a name relative to the source's
+"""Find the files of a source: convert patterns to files, each with a name relative to the source's
 root.
 
-Names are relative so that moved data is recognised as the same data. The root is the folder that
+Names are relative, so that moved data is recognised as the same data. The root is the folder that
 all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
 is irrelevant.
 """
@@ -102,7 +102,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 def _leave_out_folders(
     spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]
 ) -> dict[str, str]:
-    """Find folders that look like data files, as Spark and Dask write them, but whose files no
+    """Find folders that are named like data files, as Spark and Dask write them, but whose files no
     pattern matches.
 
     Args:
@@ -133,8 +133,8 @@ def _leave_out_folders(
 
 
 def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None:
-    """Return the reason why a file, or another one that belongs to it, cannot be read; None if it
-    can be read, or does not exist."""
+    """Return the reason why a file, or another one that belongs to it, cannot be read, or None if
+    it can be read or does not exist."""
     is_format_known = spec.read.format is not None or find_suffix(path, list_suffixes())
     files = _format(spec, path, storage).files(path) if is_format_known else [path]
     for file in files:
@@ -148,8 +148,8 @@ def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None
 
 
 def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
-    """Return the format of all files of a source. Of files with the same suffix, only the first is
-    looked into. Raises: ConfigError."""
+    """Return the format of all files of a source. Of the files with the same suffix, only the first
+    is read. Raises: ConfigError."""
     known_suffixes = [suffix for kind in FORMATS.values() for suffix in kind.suffixes]
     formats: dict[str, str] = {}
     seen: set[str] = set()
@@ -175,8 +175,8 @@ def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataEr
         skip = "; or set `on_unreadable: skip` to continue without them"
     return DataError(
         path,
-        f"cannot be read: {reason}{more}; source {spec.name!r} may be missing files because of this: get "
-        f"permission, or remove dangling links and what is not a regular file{skip}",
+        f"cannot be read: {reason}{more}, so source {spec.name!r} may be missing files; get permission to read them, or "
+        f"remove dangling links and special files{skip}",
     )
 
 
@@ -191,8 +191,8 @@ def _remove_duplicates(
     links: Collection[str],
     storage: Storage,
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the paths of the files, each file once; and a note about other paths, and `links` to
-    folders, that lead to the same files, or None."""
+    """Return the paths of the files, each file once; and a note about other paths to the same files
+    and about `links` to folders, or None."""
     times = Counter(match.real for match in matches)
 
     def identify(match: Match) -> tuple[str, ...]:
@@ -224,14 +224,14 @@ def _remove_duplicates(
 
 
 def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
-    """Return the real paths of a file, and of other files that belong to it."""
+    """Return the real paths of a file and of other files that belong to it."""
     matches = (storage.find(location.escape_wildcards(each)).files for each in kind.files(path))
     return [found[0].real for found in matches if found]
 
 
 def _root_of(spec: SourceSpec) -> str:
-    """Return the folder that names of the source's files are relative to. Raises: ConfigError if
-    the patterns have no folder in common."""
+    """Return the folder to which the names of the source's files are relative. Raises: ConfigError
+    if the patterns have no folder in common."""
     try:
         return location.find_root(spec.patterns)
     except ValueError as error:

@@ -1,5 +1,5 @@
-"""Splits of a dataset, copies of its rows and their former versions, by the names of its files and
-folders: a source should have one of them."""
+"""Recognise splits of a dataset, copies of its rows and their former versions by the names of its
+files and folders: a source should contain only one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megablend.system.limited_json import parse_json
 
 DATASET_DICT = "dataset_dict.json"
 """The file in the folder of a Hugging Face DatasetDict that names its splits, each of which is a
-folder."""
+subfolder."""
 SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _SPLIT_WORD = re.compile(
     rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
@@ -33,15 +33,15 @@ _TABLE_LOGS = {
 }
 """For each table format, a pattern for files of the log that says which data files a table has now."""
 _UUID = re.compile(r"-[0-9A-Fa-f]{4}(-[0-9A-Fa-f]{4}){2}-[0-9A-Fa-f]{12}")
-"""The end of a UUID, which occurs in the names of all data files that these tables have. A search for
-its first letter is fast."""
+"""The end of a UUID, which occurs in the names of all data files of these tables. A search for its
+first letter is fast."""
 _MAX_DICT_BYTES = 1 << 20
-"""Largest number of bytes of a DATASET_DICT that are read."""
+"""Maximum number of bytes of a DATASET_DICT that are read."""
 
 
 def find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
-    """Find the folders of splits within a folder; only those that contain some of the files
-    `names`, and none if it is not divided into splits."""
+    """Find the folders of splits within a folder, among those that contain some of the files
+    `names`; return none if it is not divided into splits."""
     dataset_dict = location.join(folder, DATASET_DICT)
     if storage.find(location.escape_wildcards(dataset_dict)).files:
         try:
@@ -68,7 +68,7 @@ def find_split_patterns(
     folder: str, names: Iterable[str], suffixes: Collection[str]
 ) -> dict[str, str]:
     """Return a pattern for the files of each split that occurs in the names of files `names`, or of
-    folders below `folder`; none if there are fewer than two splits. Names without one of the
+    folders below `folder`; return none if there are fewer than two splits. Names without one of the
     suffixes do not count."""
     patterns = dict[str, str]()
     for name in sorted(names):
@@ -95,7 +95,7 @@ def find_split_patterns(
 def list_doubts(
     root: str, patterns: Iterable[str], paths: Collection[str], storage: Storage
 ) -> list[str]:
-    """Return warnings, about a source, on which files `paths` its patterns match."""
+    """Return warnings about whether the patterns of a source match the right files, `paths`."""
     doubts = [describe_mixed_splits(root, paths), describe_cached_copies(paths)]
     # Files that are named one by one may be those that a table has
     if any(map(location.has_wildcard, patterns)):
@@ -104,8 +104,8 @@ def list_doubts(
 
 
 def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
-    """Return a warning about a source whose files, judging by their names and those of their
-    folders, belong to several splits; None if they do not."""
+    """Return a warning if the files of a source, judging by their names and those of their folders,
+    belong to several splits; otherwise None."""
     first_paths = dict[str, str]()
     for path in sorted(paths):
         found = _SPLIT_WORD.search(location.make_relative(path, root))
@@ -115,33 +115,32 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
         return None
     listed = ", ".join(f"{split} ({path})" for split, path in first_paths.items())
     return (
-        f"its patterns match files of several splits ({listed}); give each source the files of "
-        "one split only"
+        f"its patterns match files of several splits ({listed}); use the files of only one split "
+        "in each source"
     )
 
 
 def is_cached_copy(path: str) -> bool:
-    """Whether a file, by its name, has results that Hugging Face's datasets keeps next to the
-    data."""
+    """Return whether a file, by its name, contains results that Hugging Face's datasets stores next
+    to the data."""
     return _CACHE_NAME.fullmatch(location.get_name(path)) is not None
 
 
 def describe_cached_copies(paths: Collection[str]) -> str | None:
-    """Return a warning, about a source, if some of its files have results of others; None
-    otherwise."""
+    """Return a warning if some files of a source contain results that were computed from others;
+    otherwise None."""
     copies = list(filter(is_cached_copy, paths))
     if not copies or len(copies) == len(paths):
         return None
     return (
-        f"its patterns match {len(copies):,} files in which Hugging Face's datasets keeps results of `map` and `filter` "
-        f"({min(copies)}), next to the data that they were made of; give only the files of one of them, such as "
-        "`data-*.arrow`"
+        f"its patterns match {len(copies):,} cache files of Hugging Face's `map` and `filter` (such as {min(copies)}) "
+        "in addition to the original data; use only one of the two, such as `data-*.arrow`"
     )
 
 
 def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
-    """Return what is wrong with reading all data files `paths` of a folder, if it is the one of a
-    table, or of data within it; None otherwise, or if that cannot be told."""
+    """Return the problem with reading all data files `paths` of a folder if it is the folder of a
+    table, or of data within one; None if it is not, or if that cannot be determined."""
     if not any(map(_UUID.search, paths)):
         return None  # without a request to an object store
     while "=" in location.get_name(folder):  # a partition
@@ -155,7 +154,7 @@ def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str |
         with contextlib.suppress(ConfigError, DataError):
             if storage.find(location.join(location.escape_wildcards(top), log)).files:
                 return (
-                    f"{top} is a {name} table, whose folder may also have files with rows that were deleted or replaced: "
-                    "list the files that the table has now, or write its rows to files of their own"
+                    f"{top} is a {name} table, whose folder may also contain deleted or replaced rows; list only the "
+                    "table's current files, or write its rows to new files"
                 )
     return None

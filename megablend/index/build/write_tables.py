@@ -1,4 +1,4 @@
-"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a
+"""Write the tables of a snapshot from the indexing results of its files, a batch of files at a
 time."""
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RunningTotals:
         self._counts = dict.fromkeys(("tokens", "rows", "ends"), 0)
 
     def chunk_numbers(self, batch: FileBatch) -> Int64s:
-        """Return the number of each file's first chunk, int64 [num_files]; adds the batch's chunks
-        to the totals."""
+        """Return the number of each file's first chunk, int64 [num_files], and add the batch's
+        chunks to the totals."""
         counts = np.array([len(fragment.chunks) for _, fragment in batch], np.int64)
         firsts: Int64s = self.chunks + np.cumsum(counts) - counts
         self.chunks += int(counts.sum())
@@ -56,7 +56,7 @@ class RunningTotals:
         self, batch: FileBatch, first_chunks: Int64s, *, documents: bool
     ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
         """Return the number of each file's first block, int64 [num_files], and the columns of all
-        their blocks; adds the batch's blocks to the totals.
+        their blocks; add the batch's blocks to the totals.
 
         If documents are not requested, some formats and fragments count them nevertheless. These
         counts are dropped, along with blocks without tokens, so that a snapshot does not depend on
@@ -96,7 +96,7 @@ def columns_of_rows(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
 def write_tables(
     folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]
 ) -> dict[str, Any]:
-    """Write the tables of a snapshot, and their checksums, to an empty folder; returns the
+    """Write the tables of a snapshot, and their checksums, to an empty folder; return the
     manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []

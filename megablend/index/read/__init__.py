@@ -1,1 +1,1 @@
-"""A committed snapshot of an index, opened; several, joined."""
+"""Opens a committed snapshot of an index, or joins several."""

@@ -1,5 +1,5 @@
-"""CRC-32 of the ranges of bytes that are read for each block: made by `build` on request, with one
-pass over all data.
+"""CRC-32 checksums of the byte ranges that are read for each block; `build` computes them on
+request, in one pass over all data.
 
     <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its place, its size, its CRC-32
                                   files.arrow    the number of the first range of each file, and the total
@@ -43,15 +43,14 @@ Sums = npt.NDArray[np.void]
 
 
 def place_in_sums(position: int, offset: int) -> int:
-    """Return the place of a byte, given its offset and the position of its file among the files
-    that belong together."""
+    """Return the place of a byte, given its offset and the position of its file in
+    `Format.files`."""
     return position << _POSITION_SHIFT | offset
 
 
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
     """Find the ranges that differ from their checksums, among those that are completely within
-    `data`, the bytes from place `start` on. Returns the first byte of each in `data`, and its
-    size."""
+    `data`, the bytes from place `start` on. Return the position of each in `data`, and its size."""
     stop = start + len(data)
     wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
@@ -63,8 +62,8 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Read all blocks of a file, given by its number, as readers do, and return the checksums of
-    the ranges that are read. Raises: see BlockReader.byte_ranges and Storage.read."""
+    """Read all blocks of a file, given by its number, in the way that readers do, and return the
+    checksums of the ranges that were read. Raises: see BlockReader.byte_ranges and Storage.read."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
@@ -115,7 +114,7 @@ class BlockChecksums:
         if problems:
             raise CacheError(
                 f"{problems[0]}; remove {folder} and run `megablend build CONFIG --checksums` to "
-                "make them again"
+                "recompute them"
             )
         self._ranges = MappedTable(folder / RANGES, RANGE_COLUMNS)
         self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]
@@ -130,8 +129,8 @@ class BlockChecksums:
 
 
 def open_checksums(snapshot: Snapshot) -> BlockChecksums | None:
-    """Open the checksums of a snapshot; None if none were made. Raises: CacheError if they are
-    damaged."""
+    """Open the checksums of a snapshot; return None if there are none. Raises: CacheError if they
+    are damaged."""
     exist = (find_folder(snapshot) / MANIFEST).is_file()
     return BlockChecksums(snapshot) if exist else None
 
@@ -150,7 +149,7 @@ def find_differences(
         paths = snapshot.columns[snapshot.file(number).column].kind.files(path)
         yield (
             f"{paths[position]} at byte {offset}: {num_wrong:,} of {len(same):,} ranges differ from their "
-            "checksums in the index: restore it"
+            "checksums in the index; restore the file"
         )
 
 

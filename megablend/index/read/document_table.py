@@ -8,8 +8,8 @@ single documents.
 
 A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots,
 under a key of these files; snapshots with the same files share it. It takes 4.25 bytes per
-document. If it is too large for comparing its whole checksum on opening, the checksums of groups
-are compared when documents are looked up.
+document. If a table is too large for its whole checksum to be compared on opening, the checksums of
+groups are compared when documents are looked up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from megablend.system.log import LOG
 VERSION = 1
 """Version of the format; part of the key."""
 EVERY = 64
-"""Documents between running counts."""
+"""Number of documents between running counts."""
 LENGTHS = "lengths.arrow"
 STARTS = "starts.arrow"
 GROUP_CHECKS = "groups.check.arrow"
@@ -55,16 +55,16 @@ _GROUP = "group"
 """Name of the column of checksums."""
 _REBUILD = "`megablend index CONFIG`"
 _CHECKED_BYTES = 16 << 20
-"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files,
-only the rows that are looked up are compared."""
+"""A file up to this size is compared with its checksum on opening, which takes a few ms; in larger
+files, only the rows that are looked up are compared."""
 _PASS = 1 << 20
-"""Documents per pass of reading lengths."""
+"""Number of documents per pass of reading lengths."""
 _PASS_GROUPS = 1 << 12
-"""Groups per pass of comparing checksums."""
+"""Number of groups per pass of comparing checksums."""
 
 
 class DocumentTable:
-    """An opened table, memory-mapped. It can be pickled: the receiving process opens it again.
+    """An opened, memory-mapped table. It can be pickled: the receiving process opens it again.
     Raises: CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
@@ -81,12 +81,12 @@ class DocumentTable:
             )
 
     def damaged(self, problem: str) -> CacheError:
-        """Return an error about the content of the table."""
+        """Return an error for damaged content of the table."""
         return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
 
     def lengths(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Return the number of tokens of each of `documents` int64 [n], with `has_eod` one more for
-        each document that has tokens: int64 [n]."""
+        """Return the number of tokens of each of `documents` int64 [n], plus one for each document
+        that has tokens if `has_eod` is true: int64 [n]."""
         self._verify(documents)
         lengths: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
         if has_eod:
@@ -176,8 +176,7 @@ def complete_table(folder: Path) -> None:
 
 
 class PartDocuments(RangedBlocks):
-    """Ranges of a source's documents, as an order sees them: each document as if it were a
-    block."""
+    """Documents in ranges of a source as an order sees them, each represented as a block."""
 
     def __init__(self, table: DocumentTable, ranges: Sequence[range], *, has_eod: bool) -> None:
         edges = np.array([[part.start, part.stop] for part in ranges], np.int64).reshape(-1, 2)
@@ -196,7 +195,7 @@ class PartDocuments(RangedBlocks):
         return tokens
 
     def _count_groups(self, num_groups: int, run: int) -> Int64s:
-        """Count the tokens of each group by reading each length once, in file order."""
+        """Count the tokens of each group while reading each length once, in file order."""
         totals = np.zeros(num_groups, np.int64)
         for start in range(0, self.num_blocks, _PASS):
             documents = np.arange(start, min(start + _PASS, self.num_blocks))
@@ -233,7 +232,7 @@ def fetch_table(snapshot: Snapshot, source: int) -> Path:
 
 
 def table_bytes(snapshot: Snapshot, source: int) -> int | None:
-    """Return the size of a source's document table in bytes; None if it has none."""
+    """Return the size of a source's document table in bytes, or None if it has none."""
     folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():
         return None

@@ -46,8 +46,8 @@ class LongIdx(NamedTuple):
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
-    """Read the digests of a file's parts, uint64 [num_groups]; None if the file needs none, or if
-    the cache has none that are undamaged."""
+    """Read the digests of a file's parts, uint64 [num_groups]; return None if the file needs none,
+    or if the cache has no undamaged ones."""
     if not kind.needs_group_digests(file.opened):
         return None
     return _find_digests(Path(cache), file.opened.structure)
@@ -70,7 +70,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
 
 
 def damaged_digests(store: CacheStore) -> Iterator[str]:
-    """Yield a line for each damaged file of digests."""
+    """Yield a line for each damaged file that stores digests."""
     for name in store.list_files("idx"):
         path = store.fetch_file("idx", name)
         if _find_digests(store.folder, name) is None:
@@ -100,8 +100,8 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCoun
 
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:
-    """Read the digests of a file, given the digest of its structure; None if they are missing,
-    damaged or cannot be read."""
+    """Read the digests of a file, given the digest of its structure; return None if they are
+    missing, damaged or cannot be read."""
     with contextlib.suppress(CacheError):
         return read_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)
     return None

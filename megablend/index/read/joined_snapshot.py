@@ -2,9 +2,9 @@
 in the order of the snapshots.
 
 Tables stay where they are; each row is read from the table of its snapshot, and verified there. A
-source keeps its name in the last snapshot that has it; in earlier ones it gets the snapshot's
-number as a suffix, so that names stay unique. A renamed file is read from the path at which the
-last snapshot that has its content found it.
+source keeps its name in the last snapshot that has it; in earlier ones the snapshot's number is
+appended, so that names stay unique. A renamed file is read from its path in the last snapshot that
+has its content.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from megablend.storage.location import join
 
 
 class GoneFile(NamedTuple):
-    """A file whose content the last of several snapshots lacks."""
+    """A file whose content is missing from the last of several snapshots."""
 
     source: str
     snapshot: int
     """Number of the last snapshot that has it."""
     numbers: list[int]
-    """Numbers of the files with its content: first its own number in that snapshot, then the
-    numbers of files in earlier snapshots."""
+    """Numbers of the files with its content: first its number in that snapshot, then those of files
+    in earlier snapshots."""
 
 
 class JoinedSnapshot(Snapshot):
@@ -99,7 +99,7 @@ class JoinedSnapshot(Snapshot):
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_files]; see Snapshot.seen. Raises: CacheError."""
+        """The versions of the files, uint64 [num_files]; see Snapshot.seen. Raises: CacheError."""
         seen = np.concatenate([each.seen for each in self.snapshots])
         for old, new in self._renamed.items():
             seen[old] = seen[new]
@@ -117,8 +117,8 @@ class JoinedSnapshot(Snapshot):
         return super().path(self._renamed.get(i, i), roots)
 
     def list_former_paths(self, roots: Mapping[str, str] | None = None) -> dict[int, str]:
-        """Return, for each file that has another path in a later snapshot, its number and the path
-        that it had."""
+        """Return the former path of each file that has another path in a later snapshot, by the
+        file's number."""
         return {i: super(JoinedSnapshot, self).path(i, roots) for i in self._renamed}
 
     @cached_property
@@ -162,7 +162,7 @@ class JoinedSnapshot(Snapshot):
         ]
 
     def list_gone(self, sources: Sequence[str]) -> list[GoneFile]:
-        """List the files of the named sources whose content the last snapshot lacks: one for every
+        """List the files of the named sources whose content the last snapshot lacks: one for each
         name that a file has in the last snapshot with its content."""
         last = len(self.snapshots) - 1
         gone = list[GoneFile]()
@@ -187,8 +187,8 @@ class JoinedSnapshot(Snapshot):
         return gone
 
     def list_repeated(self) -> list[int]:
-        """List the numbers of the sources' files in earlier snapshots whose content a later
-        snapshot has as well."""
+        """List the numbers of the sources' files in earlier snapshots whose content is also in a
+        later snapshot."""
         names = list({entry.name for each in self.snapshots for entry in each.sources})
         last = len(self.snapshots) - 1
         counted = set(self.files_of(last, names)).union(
@@ -199,7 +199,8 @@ class JoinedSnapshot(Snapshot):
 
     @property
     def token_ranges(self) -> Int64s:
-        """int64 [num_files, 2]; see Snapshot.token_ranges. Raises: CacheError."""
+        """The files' token ranges, int64 [num_files, 2]; see Snapshot.token_ranges. Raises:
+        CacheError."""
         return np.concatenate([each.token_ranges for each in self.snapshots])
 
 
@@ -245,8 +246,8 @@ class _JoinedTable:
         return first + self._tables[number].find_last(group, name, local, values - shift)
 
     def _find_tables(self, rows: Int64s) -> Int64s:
-        """Return the number of the table that has each row; of the last table for the row of
-        totals, after all others: int64 [n]."""
+        """Return the number of the table that has each row, int64 [n]; for the row of totals after
+        all others, that of the last table."""
         tables: Int64s = np.searchsorted(self._first_rows, rows, side="right") - 1
         return np.minimum(tables, len(self._tables) - 1)
 
@@ -296,7 +297,7 @@ def _join_columns(
     snapshots: Sequence[Snapshot], first_files: Int64s, first_blocks: Int64s
 ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...], list[Int64s]]:
     """Return the sources of all snapshots; all columns, sources first; and for each snapshot the
-    numbers that its columns have among all."""
+    numbers of its columns among these."""
     sources = list[SourceEntry]()
     extra = list[ColumnEntry]()
     # For each snapshot and each of its columns: whether it is a source, and its position in
@@ -322,15 +323,15 @@ def _join_columns(
 
 
 def name_source(name: str, number: int, later: set[str]) -> str:
-    """Return the name that a source of snapshot `number` has in the joined snapshot; `later`: names
-    of the sources of the snapshots after it."""
+    """Return the name of a source of snapshot `number` in the joined snapshot; `later` contains the
+    names of the sources of the snapshots after it."""
     # Names in a config have no spaces, so this one is unique
     return f"{name} (snapshot {number})" if name in later else name
 
 
 def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> ColumnEntry:
-    """Return a column of a snapshot as the joined snapshot has it, in which the snapshot's files
-    and blocks are numbered from `first_file` and `first_block` on."""
+    """Convert a column of a snapshot to a column of the joined snapshot, in which the snapshot's
+    files and blocks are numbered from `first_file` and `first_block` on."""
     moved = dataclasses.replace(
         column,
         source_name=name,

@@ -1,7 +1,7 @@
 """A snapshot of the index (on disk: a generation):
 the sources, files and blocks that one build found.
 
-A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the
+A snapshot gets its final name last, so a snapshot with such a name is complete. Opening checks the
 manifest, the table of files and the sizes of the tables, in constant time for any number of blocks;
 rows of the larger tables are verified when they are read (`row_checks`). Apart from its roots, the
 content of a snapshot is the same for the same data, options and version, independent of the
@@ -118,8 +118,8 @@ class Snapshot:
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """The version of each file that the last build saw, see `file_versions`: uint64
-        [num_files]; 0 if unknown.
+        """The version of each file at the last build, see `file_versions`: uint64 [num_files]; 0 if
+        unknown.
 
         Raises: CacheError.
         """
@@ -131,8 +131,8 @@ class Snapshot:
 
     @property
     def token_ranges(self) -> Int64s:
-        """Smallest and largest token of each file: int64 [num_files, 2]; smallest > largest if
-        unknown. Raises: CacheError."""
+        """The smallest and the largest token of each file: int64 [num_files, 2]; smallest > largest
+        if unknown. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
     def file_names(self) -> list[str]:
@@ -163,7 +163,7 @@ class Snapshot:
         return chunks
 
     def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64s, npt.NDArray[Any]]:
-        """Return, for each of blocks `ids` int64 [n], the number in the index of the column chunk
+        """For each of blocks `ids` int64 [n], return the number in the index of the column chunk
         that contains it, int64 [n], and that chunk's value of `column`, [n]."""
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
         distinct, positions = np.unique(numbers, return_inverse=True)
@@ -236,8 +236,8 @@ class Snapshot:
         return counts
 
     def count_tokens_before(self, ids: npt.ArrayLike, *, has_eod: bool) -> Int64s:
-        """Return the number of tokens before each of blocks `ids` int64 [n]; with `has_eod`, one
-        more for the end of each earlier document that has tokens: int64 [n].
+        """Return the number of tokens before each of blocks `ids` int64 [n]; if `has_eod` is true,
+        plus one for each earlier end of a document that has tokens: int64 [n].
 
         Raises: CacheError.
         """
@@ -259,7 +259,7 @@ class Snapshot:
 
     @cached_property
     def _before_files(self) -> Int64s:
-        """Tokens, and counted documents, before each file: int64 [2, num_files + 1]."""
+        """The tokens, and the counted documents, before each file: int64 [2, num_files + 1]."""
         return self._blocks.take("running", self.files.first_block)[:2]
 
     @cached_property
@@ -273,7 +273,7 @@ def _measure(
     records: Sequence[Mapping[str, Any]], first_block: Int64s, blocks: CheckedTable
 ) -> tuple[Int64s, Int64s]:
     """Return the first block of each column and the one after its last, int64 [num_columns, 2]; and
-    the tokens, rows and ends of each, int64 [3, num_columns]. Raises: CacheError."""
+    the numbers of tokens, rows and ends of each, int64 [3, num_columns]. Raises: CacheError."""
     firsts = np.array([record["first_file"] for record in records], np.int64)
     stops = firsts + np.array([record["num_files"] for record in records], np.int64)
     bounds = np.stack([first_block[firsts], first_block[stops]], axis=1)
@@ -282,7 +282,7 @@ def _measure(
 
 
 def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> str:
-    """Choose the folder that a source's file names are relative to: usually `root`, the folder of
+    """Choose the folder to which a source's file names are relative: usually `root`, the folder of
     the config's paths, since data may have moved.
 
     If paths were added to the config after the index was built, the config's root may differ, and
@@ -340,7 +340,7 @@ def find_damaged_files(folder: Path) -> list[str]:
 
 
 def _open_again(store: CacheStore, digest: str) -> Snapshot:
-    """Open a snapshot again where it is unpickled, without requests to the store if this node has
+    """Open a snapshot again when it is unpickled, without requests to the store if this node has
     its files."""
     folder = store.folder / "generations" / digest
     if (folder / MANIFEST).is_file():

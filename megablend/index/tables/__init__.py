@@ -1,1 +1,1 @@
-"""The tables of an index on disk: how each is written, mapped and checked."""
+"""The tables of an index on disk: how they are written, mapped and checked."""

@@ -1,4 +1,4 @@
-"""Layout of a cache directory.
+"""The layout of a cache directory.
 
     <cache>/.lock                       lock file of the running build
     <cache>/fragments/<place>-<answer>  result of indexing one file: see fragments.py
@@ -27,31 +27,31 @@ from pathlib import Path
 
 
 def snapshots(cache: Path) -> Path:
-    """The folder of a cache's snapshots."""
+    """Return the folder of a cache's snapshots."""
     return cache / "generations"
 
 
 def fragments(cache: Path) -> Path:
-    """The folder of a cache's fragments."""
+    """Return the folder of a cache's fragments."""
     return cache / "fragments"
 
 
 def packs(cache: Path) -> Path:
-    """The folder of a cache's packs."""
+    """Return the folder of a cache's packs."""
     return cache / "packs"
 
 
 def idx_digests(cache: Path) -> Path:
-    """The folder of a cache's digests of parts of long `.idx` files."""
+    """Return the folder of a cache's digests of parts of long `.idx` files."""
     return cache / "idx"
 
 
 def splits(cache: Path) -> Path:
-    """The folder of results computed from a cache's snapshots."""
+    """Return the folder of results computed from a cache's snapshots."""
     return cache / "splits"
 
 
 def external_references_dir(cache: Path) -> Path:
-    """The folder next to a cache in which users of snapshots other than runs register: each file
-    `*.json` in it names, as `index`, a snapshot that must be kept."""
+    """Return the folder next to a cache in which users of snapshots other than runs register: each
+    file `*.json` in it names, as `index`, a snapshot that must be kept."""
     return Path(f"{cache.absolute()}-documents")

@@ -1,5 +1,5 @@
-"""The table of files of a snapshot: read completely when the snapshot is opened, and checked for
-consistency with it."""
+"""The table of a snapshot's files, which is read completely and checked for consistency when the
+snapshot is opened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from megablend.system.limited_json import parse_json
 
 _MAGIC = b"megablend tokens"
 _UNKNOWN = (1, 0)
-"""The stored range of a file whose tokens are unknown: its smallest exceeds its largest."""
+"""The stored range of a file whose tokens are unknown: the smallest exceeds the largest."""
 Ranges = npt.NDArray[np.int64]
 
 
@@ -57,8 +57,7 @@ class FileEntry:
 
 
 class FileTable:
-    """The files of a snapshot by their number; a file is listed once for each column
-    that is indexed of it.
+    """The files of a snapshot by number; a file is listed once for each of its indexed columns.
 
     Args:
         folder: folder of the snapshot.
@@ -121,8 +120,8 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """Return a key for the content of each file of a column: content that is read in the same
-        way has the same key in all snapshots, wherever the file is stored."""
+        """Return a key for the content of each file of a column: the same content that is read in
+        the same way has the same key in all snapshots, wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
         columns = [
             files.column(name).to_pylist()
@@ -137,29 +136,28 @@ class FileTable:
         return [hex_digest(text) for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
-        """Return the digests that identify each file's content: of its structure, and of its
-        body."""
+        """Return the digests that identify each file's content: of its structure and its body."""
         structures, bodies = (
             self._files.column(name).to_pylist() for name in ("structure", "body")
         )
         return list(zip(structures, bodies, strict=True))
 
     def token_dtypes(self, files: range) -> Sequence[str]:
-        """Return the numpy names of the token dtypes that `files`, numbers of files, are stored in:
-        sorted, without repeats."""
+        """Return the numpy names of the dtypes in which the tokens of `files`, numbers of files,
+        are stored: sorted, without duplicates."""
         dtypes = self._files.column("token_dtype").slice(files.start, len(files))
         # pyarrow's `unique` would import pyarrow.compute
         return sorted(set(dtypes.to_pylist()))
 
     @property
     def sizes(self) -> Int64s:
-        """Size of each file in bytes: int64 [num_files]; for a pair, the size of its data file."""
+        """The bytes of each file, int64 [num_files]; of a pair, those of the data file."""
         sizes: Int64s = as_numpy(self._files.column("size"))
         return sizes
 
     @cached_property
     def token_bytes(self) -> Int64s:
-        """Bytes of a decoded token of each file: int64 [num_files]."""
+        """The bytes of a decoded token of each file: int64 [num_files]."""
         # pyarrow's `dictionary_encode` would import pyarrow.compute
         names = self._files.column("token_dtype").to_pylist()
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
@@ -193,7 +191,7 @@ class FileTable:
 
 
 def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
-    """Return the stored form of the ranges of a snapshot's files (None: unknown)."""
+    """Return the stored form of the token ranges of a snapshot's files (None if unknown)."""
     numbers = np.array([known or _UNKNOWN for known in ranges], np.int64)
     return pack_numbers(numbers, _MAGIC, digest.encode())
 

@@ -3,8 +3,8 @@ stored with a snapshot (one uint64 per file, see sealed_numbers).
 
 A number is a hash of the sizes, times and inodes of all files that belong to a data file
 (`source_spec.SourceFile.etag`); 0 if unknown. If a file has another number when it is opened, it
-was moved, touched or replaced, and its content decides: the digests of its structure and of sampled
-ranges of its body must be those that were indexed.
+has been moved, touched or replaced. It is accepted only if the digests of its structure and of
+sampled ranges of its body are the ones that were indexed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from megablend.system.log import LOG
 
 NUM_RANGES = 16
 RANGE_BYTES = 4096
-"""Number and size of the ranges of a file's body that are sampled."""
+"""Size in bytes of the ranges of a file's body that are sampled; NUM_RANGES is their number."""
 _MAGIC = b"megablend seen 1"
 _WARNED_SLOTS = 1 << 16
 _warned = mmap.mmap(-1, _WARNED_SLOTS)
-"""A byte for each hash of a path that was warned about; shared with forked processes, since a
-DataLoader forks new workers for every epoch."""
+"""One byte for each hash of a path about which a warning was issued; shared with forked processes,
+since a DataLoader forks new workers for every epoch."""
 Numbers = npt.NDArray[np.uint64]
 
 
 def body_ranges(size: int) -> list[tuple[int, int]]:
     """Return the ranges of a file of `size` bytes that are sampled, as (offset, length): evenly
-    spaced, including its start and its end; one range of all bytes for a small file."""
+    spaced, including its start and its end. For a small file, this is one range of all bytes."""
     if size <= NUM_RANGES * RANGE_BYTES:
         return [(0, size)]
     return [(i * (size - RANGE_BYTES) // (NUM_RANGES - 1), RANGE_BYTES) for i in range(NUM_RANGES)]
@@ -66,19 +66,19 @@ def join_etags(stats: Sequence[FileStat]) -> str:
 
 
 def number_of(etag: str) -> int:
-    """Return the hash of a file version's etag, 1 to 2^64 - 1."""
+    """Return a hash of the etag of a file's version, from 1 to 2^64 - 1."""
     return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
     """Return the stored form of the version numbers of the files of a snapshot, uint64 [num_files];
-    `digest`: the digest of the snapshot."""
+    `digest` is the digest of the snapshot."""
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
-    """Read the version numbers of a snapshot's files, uint64 [num_files]; None if an older version
-    of megablend built it. Raises: CacheError."""
+    """Read the version numbers of a snapshot's files, uint64 [num_files]; return None if an older
+    version of megablend built it. Raises: CacheError."""
     return read_numbers(folder / SEEN, np.dtype(np.uint64), num_files, _MAGIC, folder.name.encode())
 
 
@@ -91,7 +91,7 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     if found != body:
         raise ChangedFileError(
             path,
-            f"changed since it was indexed: it has the same size, but the digest of its content is {found}, and was "
+            f"changed since it was indexed: it has the same size, but the digest of its content is {found}, but was "
             f"{body}; {CHANGED_REMEDY}",
         )
 
@@ -99,7 +99,7 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
 def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
     """Warn that files were moved or touched, although their sampled content is the same.
 
-    Warns once per snapshot, in this process and those forked from it.
+    This warns once per snapshot in this process and the processes forked from it.
 
     Args:
         checks_blocks: whether the snapshot has checksums of blocks, which are then compared
@@ -126,8 +126,8 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
 
 
 def warn_unknown(folder: Path) -> None:
-    """Warn once, in this process and those forked from it,
-    that a snapshot has no record of file versions."""
+    """Warn that a snapshot has no record of file versions, once in this process and the processes
+    forked from it."""
     if _is_first(folder / SEEN):
         LOG.warning(
             "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "
@@ -138,7 +138,7 @@ def warn_unknown(folder: Path) -> None:
 
 
 def _is_first(path: Path) -> bool:
-    """Whether this is the first warning about a path."""
+    """Return whether this is the first warning about a path."""
     slot = number_of(str(path)) % _WARNED_SLOTS
     is_first = not _warned[slot]
     _warned[slot] = 1

@@ -1,5 +1,5 @@
-"""Listing the snapshots of the index that a cache contains: the order in which they were built, and
-the time since which each has not been the newest."""
+"""List the snapshots of the index that a cache contains, in the order in which they were built, and
+find out since when each has not been the newest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megablend.index.tables.manifest import ROOTS, parse_roots
 
 
 def list_snapshots(cache: CacheLike) -> list[str]:
-    """Return the digests of a cache's snapshots, the most recently built (or rebuilt) last;
-    empty if there is no cache."""
+    """Return the digests of a cache's snapshots, the most recently built (or rebuilt) last; return
+    an empty list if there is no cache."""
     store = find_store(cache)
     return sorted(
         store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name)
@@ -21,7 +21,7 @@ def list_snapshots(cache: CacheLike) -> list[str]:
 
 
 def build_sequence(store: CacheStore, digest: str) -> int:
-    """Return the number of the last build that resulted in a snapshot; -1 if unknown."""
+    """Return the number of the last build that resulted in a snapshot, or -1 if it is unknown."""
     try:
         data = store.read_member(SNAPSHOTS, digest, ROOTS)
         return int(parse_roots(store.folder / SNAPSHOTS / digest, data)["arrival"])
@@ -32,8 +32,8 @@ def build_sequence(store: CacheStore, digest: str) -> int:
 def find_superseded(
     store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]
 ) -> dict[str, float]:
-    """Return the digests of the snapshots that are certainly not the newest, the oldest first, each
-    with the latest time at which it can have ceased to be the newest.
+    """Return the digests of the snapshots that are certainly not the newest, oldest first, each
+    with the latest time at which it can have been superseded.
 
     Args:
         entries: the snapshots' entries in the cache, by digest.
@@ -60,7 +60,7 @@ def find_superseded(
 
 
 def _time_superseded(entry: Entry, newer: Entry) -> float:
-    """Return the latest time at which `newer` can have replaced a snapshot as the newest.
+    """Return the latest time at which `newer` can have superseded a snapshot as the newest.
 
     A snapshot is committed again by every build that results in it. If it was created
     after the last build of the older one, that is the time, no matter how often the

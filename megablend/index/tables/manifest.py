@@ -32,7 +32,7 @@ _FIELDS = {"format_version": int, "tables": dict}
 _TABLE_FIELDS = {"bytes": int, "blake2b": str}
 _SNAPSHOT_FIELDS = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
 _COUNTED_TABLES = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
-"""The table whose rows each count of the manifest counts."""
+"""For each count in the manifest, the table whose rows it counts."""
 _SOURCE_FIELDS = {
     "name": str,
     "format": str,
@@ -43,11 +43,11 @@ _SOURCE_FIELDS = {
     "rows": int,
 }
 _MAX_SHOWN = 60
-"""Characters of a wrong value that a message shows."""
+"""Number of characters of a wrong value that a message shows."""
 
 
 def _is_path(value: object) -> bool:
-    """Whether a value is text that a path or URL may consist of."""
+    """Return whether a value is text of which a path or URL may consist."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -63,7 +63,7 @@ _ROOTS_FIELDS: dict[str, tuple[str, Any]] = {
     "columns": ("an object of text or null", {str: (str, NoneType)}),
     "skipped": ("an object of lists of text", {str: [str]}),
 }
-"""The content of each field of roots.json, in words, and its shape (see `limited_json.fits`).
+"""For each field of roots.json, its content in words and its shape (see `limited_json.fits`).
 Releases before 0.2 wrote neither `columns` nor `skipped`."""
 
 
@@ -126,8 +126,8 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
-    """Check the fields of all sources. Types of fields are checked once for all sources that have
-    the same types, since there may be thousands of sources."""
+    """Check the fields of all sources. Field types are checked once for all sources with the same
+    types, since there may be thousands of sources."""
     checked = set[tuple[type, ...]]()
     get_fields = itemgetter(*_SOURCE_FIELDS)
     for source in sources:
@@ -220,7 +220,7 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Compare all tables of a folder with its manifest, and return one line for each table that
-    differs from the committed one."""
+    differs from it."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:

@@ -1,9 +1,9 @@
-"""A table of fixed-width columns, memory-mapped:
-opened in constant time, shared by all processes of a node.
+"""A memory-mapped table of fixed-width columns, opened in constant time and shared by all processes
+of a node.
 
 Accessed pages of a mapping count as memory of the process, together with adjacent ones that the
 system maps along (64 KiB to 2 MiB per access), until the memory is needed elsewhere. So rows of a
-large table are read from the file instead: they still come from the page cache, without their
+large table are read from the file instead: they still come from the page cache, but without their
 neighbours. Kernels that walk through a column do so in portions, and each portion is released.
 """
 
@@ -35,18 +35,18 @@ def _close(fd: int) -> None:
 
 
 class MappedTable:
-    """A table whose columns are accessed by name. Safe to share between threads, and after a
+    """A table whose columns are accessed by name. Safe to share between threads, and to use after a
     fork."""
 
     mapped_bytes = 64 << 20
-    """Tables up to this size are read through the mapping."""
+    """Tables of up to this size are read through the mapping."""
     ahead_rows = 256
-    """Number of separate reads from which on the system is asked to read all of them ahead, since
-    few are likely to be in the page cache."""
+    """Minimum number of separate reads for which the system is asked to read all of them ahead,
+    since few are likely to be in the page cache."""
     region_rows = 1 << 14
-    """Rows of 4 bytes that the system may map on one access: a region of 64 KiB."""
+    """Number of rows of 4 bytes that the system may map on one access: a region of 64 KiB."""
     portion_regions = 8
-    """Regions that are accessed before the memory of a portion is released."""
+    """Number of regions that are accessed before the memory of a portion is released."""
 
     def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
         with reading(path):
@@ -75,8 +75,8 @@ class MappedTable:
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-        """Yield consecutive slices of `rows` int64 [n], numbers in any order; the memory that was
-        mapped meanwhile is released after each."""
+        """Yield consecutive slices of `rows` int64 [n], which are numbers in any order; after each,
+        the memory that was mapped for it is released."""
         if not self._is_large:
             yield slice(0, len(rows))
             return

@@ -1,5 +1,5 @@
-"""Blocks, or documents, of several ranges as an order sees them,
-and token totals of groups of them.
+"""Blocks or documents of several ranges as an order sees them, and the token totals of groups of
+them.
 
 Block b belongs to group b // run % num_groups. Orders need the totals of large sources before the
 first sample: a build stores them, 8 bytes per group.
@@ -30,7 +30,7 @@ def count_groups(
     """Count the tokens of each group: int64 [num_groups].
 
     Args:
-        before: returns the tokens before each of the given blocks, int64 [n] -> int64 [n].
+        before: returns the number of tokens before each of some blocks, int64 [n] -> int64 [n].
         run: number of neighbouring blocks that belong to the same group.
     """
     totals = np.zeros(num_groups, np.int64)
@@ -46,7 +46,7 @@ def count_groups(
 
 
 class RangedBlocks(ABC):
-    """Blocks of several ranges, numbered from 0. Documents are arranged as if each were a block.
+    """Blocks of several ranges, numbered from 0. Documents are treated as if each were a block.
 
     Args:
         firsts: int64 [num_ranges], number of each range's first block in the index (of its first
@@ -102,8 +102,8 @@ class RangedBlocks(ABC):
             stored.keep(self._count_groups(num_groups, run))
 
     def _find_ranges(self, blocks: Int64s) -> Int64s:
-        """Return the number of the range that contains each block; of the last range for
-        num_blocks: int64 [n]."""
+        """Return the number of the range that contains each block, int64 [n]; for num_blocks, that
+        of the last range."""
         if len(self._firsts) == 1:
             return np.zeros(len(blocks), np.int64)
         ranges: Int64s = np.searchsorted(self._offsets, blocks, side="right") - 1

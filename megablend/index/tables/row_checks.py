@@ -7,7 +7,7 @@ which are compared when the rows are read.
 
 A checksum is computed from a row's number and values (`kernels.row_checks`). Running counts of
 blocks are mostly read without the rest of a row, so they have their own checksum. The tables of
-checksums are listed in the manifest but derived from the other tables: they are not part of the
+checksums are listed in the manifest but derived from the other tables, so they are not part of the
 digest, and a cache of version 0.1.0 has none until it is rebuilt.
 """
 
@@ -33,13 +33,13 @@ PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags"
 RUNNING = ("tokens_before", "rows_before", "ends_before")
 _COLUMNS = {BLOCKS: BLOCK_COLUMNS, CHUNKS: CHUNK_COLUMNS}
 _GROUPS = {BLOCKS: {"place": PLACE, "running": RUNNING}, CHUNKS: {"row": CHUNK_COLUMNS.names or ()}}
-"""For each table: the names of its checksums, and the columns that each of them covers."""
+"""For each table, the names of its checksums and the columns that each of them covers."""
 _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
-"""For each table: the name of the table of its checksums."""
+"""For each table, the name of the table of its checksums."""
 _PASS = 1 << 14
-"""Rows per pass of computing checksums."""
+"""Number of rows per pass of computing checksums."""
 _warned: set[Path] = set()
-"""The folders that `warn_unchecked` has warned about."""
+"""The folders about which `warn_unchecked` has warned."""
 
 
 def open_checks(path: Path, names: Sequence[str]) -> MappedTable:
@@ -48,7 +48,7 @@ def open_checks(path: Path, names: Sequence[str]) -> MappedTable:
 
 
 def find_wrong(checks: MappedTable, name: str, rows: Int64s, values: Int64s) -> int | None:
-    """Return the first row that differs from the committed one; None if no row does.
+    """Return the first row that differs from the committed one, or None if no row does.
 
     Args:
         checks: the checksums of the table.
@@ -66,8 +66,8 @@ def write_checks(
     """Write the checksums of all rows of a table.
 
     Args:
-        read: returns the columns that a checksum, given by its name, covers, in rows int64 [n]:
-            int64 [num_columns, n].
+        read: a function that returns the columns that a checksum, given by its name, covers, in
+            rows int64 [n]: int64 [num_columns, n].
     """
     with TableWriter(path, _columns_of(names)) as checks:
         for start in range(0, num_rows, _PASS):
@@ -89,8 +89,8 @@ def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
 
 
 class CheckedTable:
-    """A memory-mapped table of a snapshot, and its checksums.
-    Safe to share between threads, and after a fork."""
+    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and to
+    use after a fork."""
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
         """Args: checks: whether the table has checksums; if not, rows are not verified."""
@@ -148,12 +148,12 @@ class CheckedTable:
 
 
 def has_checks(manifest: Mapping[str, Any]) -> bool:
-    """Whether a snapshot, given its manifest, has tables of checksums."""
+    """Return whether a snapshot, given its manifest, has tables of checksums."""
     return set(_CHECKS.values()) <= set(manifest["tables"])
 
 
 def write_snapshot_checks(folder: Path, into: Path) -> None:
-    """Compute the checksums of the tables in a snapshot's folder, and write them to `into`."""
+    """Compute the checksums of the tables in a snapshot's folder; write them to folder `into`."""
     for name, groups in _GROUPS.items():
         table = CheckedTable(folder, name, checks=False)
         write_checks(into / _CHECKS[name], list(groups), table.num_rows, table.take)

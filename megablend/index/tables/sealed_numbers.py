@@ -1,4 +1,4 @@
-"""Numbers that a cache keeps in a file of their own, with a digest of the file at its end.
+"""Numbers that a cache stores in a separate file, which ends with a digest of its content.
 
     seen, token_ranges      numbers for each file of a snapshot, in its folder but not part of its digest, which is the seal's key
     <cache>/idx/            digests of the parts of long `.idx` files
@@ -32,7 +32,7 @@ Numbers = npt.NDArray[Any]
 
 
 def pack_numbers(numbers: Numbers, magic: bytes = b"", key: bytes = b"") -> bytes:
-    """The stored form of numbers, or of records."""
+    """Return the stored form of numbers, or of records."""
     return seal(magic + numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes(), key)
 
 
@@ -43,8 +43,8 @@ def parse_numbers(
     magic: bytes = b"",
     key: bytes = b"",
 ) -> Numbers | None:
-    """Parse the stored form of numbers: [count], or as many as there are if `count` is None.
-    Returns None if the data is damaged."""
+    """Parse the stored form of numbers: `count` of them, or all if `count` is None. Returns None if
+    the data is damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
         return None
@@ -57,7 +57,8 @@ def parse_numbers(
 def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """Read the numbers in a file, see `parse_numbers`; None if the file does not exist.
+    """Read the numbers in a file, see `parse_numbers`; return None if the file does not exist.
+    Raises: CacheError if it is damaged.
     Raises: CacheError if it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
@@ -71,8 +72,8 @@ def read_numbers(
 
 
 class ComputedNumbers:
-    """A file of `splits/`, with numbers that were computed from other files of the cache; whoever
-    needs them computes them again if the file is missing.
+    """A file of `splits/` with numbers that were computed from other files of the cache, and are
+    computed again when needed if the file is missing.
 
     Args:
         cache: folder of the cache.

@@ -19,13 +19,13 @@ from megablend.lazy import LazyItems, cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnEntry:
-    """An indexed column of a source: its tokens, or numbers that accompany them. Each has its own
-    rows in the file table."""
+    """An indexed column of a source: its tokens, or numbers that accompany them. Each column has
+    its own rows in the file table."""
 
     source_name: str
     """Name of the source that it belongs to."""
     read: ReadSpec
-    """The way in which it is read, to the extent that the index records it."""
+    """The way in which the column is read, as far as the index records it."""
     files: range
     """Numbers of its files in the snapshot."""
     blocks: range
@@ -36,7 +36,7 @@ class ColumnEntry:
     ends: int
     """Number of documents with tokens; -1 if documents were not counted."""
     root: str
-    """Folder that its files' names are relative to, as of the last build."""
+    """Folder to which the names of its files are relative, as of the last build."""
     column_taken: str | None
     """The column in the files, if known: the requested one, or the one that was detected."""
 
@@ -75,18 +75,18 @@ class SourceEntry(ColumnEntry):
         return self.source_name
 
     def find_extra(self, column: str) -> ColumnEntry | None:
-        """Return the extra column with this name; None if the index does not contain it."""
+        """Return the extra column with this name, or None if the index does not contain it."""
         return next((each for each in self.extra_columns if each.column == column), None)
 
 
 class Sources(LazyItems[SourceEntry]):
-    """The sources of a snapshot. An entry is made when it is first needed: of thousands of entries,
-    most never are.
+    """The sources of a snapshot. An entry is made when it is first needed: most of thousands of
+    entries never are.
 
     Attributes:
         names: [num_sources], names of the sources.
         reads: [num_sources], how each source is read (`SourceEntry.read`); sources that are read
-            alike share an object.
+            in the same way share an object.
         numbers: number of each source, by its name.
     """
 
@@ -99,7 +99,7 @@ class Sources(LazyItems[SourceEntry]):
         self.numbers = {name: number for number, name in enumerate(self.names)}
 
     def find(self, name: str) -> SourceEntry | None:
-        """Return the source with a name; None if there is none."""
+        """Return the source with this name, or None if there is none."""
         number = self.numbers.get(name)
         return None if number is None else self[number]
 
@@ -115,16 +115,16 @@ def make_columns(
     last_build: Mapping[str, Any],
     measure: Callable[[], tuple[Int64s, Int64s]],
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
-    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources,
-    as `extra_of` one of them.
+    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources;
+    `extra_of` names the source of each.
 
     Args:
         folder: folder of the snapshot, for messages.
         records: the manifest's `sources`.
         last_build: results of the last build; see `manifest.read_roots`.
-        measure: returns the first block of each record and the one after its last, int64
-            [num_records, 2]; and tokens, rows and ends of each, int64 [3, num_records]. Called when
-            an entry is first needed.
+        measure: a function that returns the first block of each record and the one after its last,
+            int64 [num_records, 2]; and tokens, rows and ends of each, int64 [3, num_records].
+            Called when an entry is first needed.
 
     Returns: the sources; and all columns in the order of the manifest: column i of the first
         num_sources is source i.

@@ -26,7 +26,7 @@ from megablend.system.atomic_write import (
 
 
 def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries that a manifest has for the files of a folder, by file name."""
+    """Return the manifest entries for the files of a folder, by file name."""
     return {
         path.name: {"bytes": path.stat().st_size, "blake2b": checksum(path)}
         for path in sorted(folder.iterdir())
@@ -34,7 +34,7 @@ def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder has a manifest, and all files that it lists are undamaged."""
+    """Return whether a folder has a manifest and all files that it lists are undamaged."""
     try:
         return not damaged_tables(folder, read_manifest(folder))
     except CacheError:
@@ -46,7 +46,7 @@ def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path
     Raises: CacheError.
 
     Args:
-        write: writes the tables to an empty folder.
+        write: a function that writes the tables to an empty folder.
     """
     path = store.folder / kind / name
     with translate_os_errors(path), unfinished_folder(path) as folder:
@@ -61,7 +61,7 @@ def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
     Raises: CacheError.
 
     Args:
-        write: writes the tables to an empty folder.
+        write: a function that writes the tables to an empty folder.
     """
     manifest = read_manifest(folder)
     with translate_os_errors(folder):

@@ -74,8 +74,8 @@ _NULL_COUNT = operator.attrgetter("null_count")
 
 
 class TableWriter:
-    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files
-    are removed at its end.
+    """A writer of a table of fixed-width columns in constant memory. Use it as a context manager,
+    which removes temporary files at its end.
 
     Args:
         kept_bytes: a column up to this size is kept in memory: for a small table, writing a file
@@ -115,8 +115,8 @@ class TableWriter:
             column.write(values.data)
 
     def finish(self) -> str:
-        """Join the columns into the table; returns a digest of their values, independent of the
-        library's version."""
+        """Join the columns into the table; return a digest of their values that does not depend on
+        the library's version."""
         digest = hashlib.blake2b(digest_size=16)
         arrays = []
         for name, column in self._columns.items():

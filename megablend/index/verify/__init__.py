@@ -1,1 +1,1 @@
-"""Whether an index and the files it names are as they were; repair, and removal of what no run needs."""
+"""Verifies indexes and the files they name, repairs indexes, and removes what no run needs."""

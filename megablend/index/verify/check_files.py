@@ -1,4 +1,4 @@
-"""Checks that the files of a snapshot exist and are those that were indexed. A file whose size and
+"""Check that the files of a snapshot exist and are those that were indexed. A file whose size and
 times are the same is not read."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from megablend.index.tables.file_versions import (
 from megablend.storage.base import Storage
 
 NUM_THREADS = 16
-"""Number of threads; each mostly waits for the file system."""
+"""Number of threads, each of which mostly waits for the file system."""
 _BATCH = 256
-"""Files between two progress reports."""
+"""Number of files between two progress reports."""
 
 
 class FileChecker:
-    """Checks files of a snapshot by number, without disturbing readers.
-    Safe to share between threads."""
+    """A checker of the files of a snapshot by number, which does not disturb readers. Safe to share
+    between threads."""
 
     def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
         self._snapshot = snapshot
@@ -34,11 +34,12 @@ class FileChecker:
         self._storage = storage.for_checking()
         self._touched = set[int]()
         """Numbers of checked files whose times or inodes have changed since they were indexed, but
-        not their sampled content. A number is here once: during training, files are checked
-        repeatedly."""
+        whose sampled content has not. It is a set because files are checked repeatedly during
+        training."""
 
     def check(self, number: int) -> DataError | None:
-        """Return the problem of a file, as an error; None if it is the file that was indexed.
+        """Return the problem of a file as an error, or None if it is the file that was indexed.
+        Raises: CacheError.
         Raises: CacheError."""
         file = self._snapshot.file(number)
         path = self._snapshot.path(number, self._roots)
@@ -63,8 +64,8 @@ class FileChecker:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A warning about the checked files of which only samples were compared; empty if there are
-        none."""
+        """Return a warning about the checked files of which only samples were compared, or an empty
+        tuple if there are none."""
         touched = tuple(self._touched)  # other threads may add numbers meanwhile
         if not touched:
             return ()
@@ -110,8 +111,8 @@ def check_each(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[DataError | None]:
-    """Check files in several threads, as `check_files` does. Returns the problem of each file; None
-    for a file without one."""
+    """Check files in several threads, as `check_files` does. Returns the problem of each file, or
+    None for a file without problems."""
     results: list[DataError | None] = []
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="megablend-check") as threads:
         for start in range(0, len(numbers), _BATCH):

@@ -1,4 +1,4 @@
-"""Garbage collection: removes unneeded files from a cache.
+"""Garbage collection: remove unneeded files from a cache.
 
     snapshots     except the newest and those that runs use
     fragments     of files that are in no kept snapshot, or that are in a pack; fragments of parts of large files
@@ -8,10 +8,10 @@
     checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
 
-Nothing is removed until it has been unused for some days: a job may have opened a snapshot while
-it was the newest, and a killed build continues from its fragments. A snapshot is removed
-atomically, so that it is either complete or absent; an interrupted collection is continued by
-the next one, or by a build.
+Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it
+was the newest, and a build that was killed continues from its fragments. A snapshot is removed
+atomically, so that it is either complete or absent; an interrupted collection is continued by the
+next one, or by a build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from megablend.index.tables.list_snapshots import find_superseded, list_snapshot
 from megablend.system.atomic_write import translate_os_errors
 
 _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
-"""Kinds of files and folders that are kept as long as a kept snapshot needs them."""
+"""Kinds of files and folders that are kept as long as a snapshot that is kept needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Collected:
     """The result of a collection: the items that were removed, or would be removed."""
 
     snapshots: tuple[str, ...]
-    """Digests of removed snapshots, the oldest first."""
+    """Digests of removed snapshots, oldest first."""
     kept: tuple[str, ...]
-    """Digests of snapshots that are kept."""
+    """Digests of the snapshots that are kept."""
     others: int
     """Number of other removed files: fragments, packs, document tables, splits."""
     bytes: int
@@ -61,9 +61,9 @@ def collect(
     of the cache's store.
 
     Args:
-        needed: returns digests of the snapshots to keep in addition to the newest; called while the
-            cache is held.
-        dry_run: whether to remove nothing, and only report.
+        needed: a function that returns digests of the snapshots to keep in addition to the newest;
+            called while the cache is locked.
+        dry_run: whether to only report what would be removed.
 
     Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
         kept snapshot is damaged; the errors of `needed`.
@@ -110,7 +110,7 @@ def collect(
 
 
 class _KeptContents:
-    """The names under which the cache stores what belongs to the kept snapshots."""
+    """The names under which the cache stores the contents of the kept snapshots."""
 
     def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
         self._store = store
@@ -137,7 +137,7 @@ class _KeptContents:
                     self._packed.add(pack)
 
     def needs(self, kind: str, name: str) -> bool:
-        """Whether a kept snapshot needs a file or folder."""
+        """Return whether a kept snapshot needs a file or folder."""
         owner = name.partition("-")[0]
         if kind == "fragments":
             if is_part(name) or split_name(name)[1] in self._packed:

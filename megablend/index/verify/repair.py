@@ -1,5 +1,5 @@
-"""Rebuilding a damaged index from the files that it lists, since a run may use an older index than
-a build of its config would make."""
+"""Rebuild a damaged index from the files that it lists, since a run may use an older index than the
+one that a build of its config would make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megablend.system.atomic_write import checksum
 
 
 def find_damage(store: CacheStore, digest: str) -> str | None:
-    """Read all files of an index in the cache, and return the first problem; None if there is
+    """Read all files of an index in the cache, and return the first problem, or None if there is
     none."""
     if not store.has_folder(SNAPSHOTS, digest):
         return f"{store.location}/generations/{digest}: this index does not exist"
@@ -35,12 +35,12 @@ def find_damage(store: CacheStore, digest: str) -> str | None:
 def list_indexed_files(
     store: CacheStore, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceSpec, ...]:
-    """Return the sources of an index, with the paths of the files that it was built from, as
-    `build_index` takes them.
+    """Return the sources of an index, with the paths of the files from which it was built, in the
+    form that `build_index` takes.
 
     Args:
-        roots: source name -> folder that its files' names are relative to; used if the folders that
-            the index recorded cannot be read.
+        roots: source name -> folder to which the names of its files are relative; used if the
+            folders that the index recorded cannot be read.
         block_bytes: the value that the index was built with.
 
     Raises: CacheError if its manifest or its table of files is also damaged.

@@ -1,4 +1,4 @@
-"""Verifying that a cache is unchanged since it was committed, and its data since it was indexed."""
+"""Verify that a cache has not changed since it was committed, and its data since it was indexed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def verify(
         progress: called as files are read.
         uses: how each snapshot is used, by its digest.
 
-    Returns: one line per problem, with file and place; empty if there are none.
+    Returns: one line per problem, with the file and the place in it.
     Raises: CacheError if there is no cache.
     """
     store = find_existing(cache)
@@ -56,7 +56,7 @@ def verify(
             _folder_problems(
                 store,
                 CHECKSUMS,
-                "make checksums again if you want them (`megablend build CONFIG --checksums`)",
+                "recreate the checksums if you need them (`megablend build CONFIG --checksums`)",
             )
         ),
         *catch_errors(damaged_digests(store)),
@@ -74,8 +74,8 @@ def verify(
 def _snapshot_problems(
     store: CacheStore, digest: str, sound: list[Snapshot], remedy: str
 ) -> Iterator[str]:
-    """Yield the problems of a snapshot, each with the `remedy` for them; if its tables are
-    undamaged, the snapshot is added to `sound`."""
+    """Yield the problems of a snapshot, each with the `remedy` for it; if its tables are undamaged,
+    add the snapshot to `sound`."""
     folder = store.fetch_folder(SNAPSHOTS, digest, is_fresh=True)
     damaged = find_damaged_files(folder)
     yield from (f"{problem}; {remedy}" for problem in damaged)
@@ -98,7 +98,7 @@ def _file_kind_problems(
 
 
 def _folder_problems(store: CacheStore, kind: str, how_to_remake: str) -> Iterator[str]:
-    """Yield the problems of all folders of a kind that can be removed and made again."""
+    """Yield the problems of all folders of a kind that can be removed and created again."""
     for entry in store.list_entries(kind):
         remedy = f"remove {store.location}/{kind}/{entry.name}, and {how_to_remake}"
         found = catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)

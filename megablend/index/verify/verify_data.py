@@ -1,4 +1,4 @@
-"""Verifying that the files of a cache's indexes are those that were indexed."""
+"""Verify that the files of a cache's indexes are those that were indexed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 _BATCH_BLOCKS = 64
-"""Blocks that are read and decoded together."""
+"""Number of blocks that are read and decoded together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class SnapshotUse:
     problems."""
 
     repair: str = REPAIR_REMEDY
-    """Remedy for damaged tables; if the snapshot is not needed, for all of its problems."""
+    """Remedy for damaged tables or, if the snapshot is not needed, for all of its problems."""
     missing: str = MISSING_REMEDY
     """Remedy for files that do not exist."""
     is_needed: bool = True
@@ -59,8 +59,8 @@ class SnapshotUse:
 
 
 def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterator[str]:
-    """Yield problems; an error that ends the search becomes the last one. `repair`: the remedy for
-    damaged tables."""
+    """Yield problems; an error that ends the search becomes the last one. `repair` is the remedy
+    for damaged tables."""
     try:
         with translating("verify"):
             yield from problems
@@ -142,7 +142,7 @@ class _FilePaths:
         return snapshot.path(number, self._roots[snapshot.digest])
 
     def find_renamed(self, snapshot: Snapshot, number: int) -> str:
-        """Return the path at which the last snapshot that has the content of the file found it."""
+        """Return the file's path in the last snapshot that has its content."""
         before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
         joined_number = sum(each.num_files for each in before) + number
         last, number_there = self._joined.find_last(joined_number)
@@ -161,8 +161,8 @@ def _problems_of_file(
     checksums: BlockChecksums | None,
     storage: Storage,
 ) -> Iterator[str]:
-    """Yield the differences of a file from what was indexed; if it is not at its path, of the file
-    to which it was renamed."""
+    """Yield the differences between a file and what was indexed; if it is not at its path, check
+    the file to which it was renamed."""
 
     def find_problems(at_path: str) -> list[str]:
         use = paths.uses[snapshot.digest]
@@ -190,8 +190,8 @@ def _file_problems(
     storage: Storage,
     use: SnapshotUse,
 ) -> Iterator[str]:
-    """Yield the differences of a file at a path from what was indexed. Snapshots share most files;
-    those in `checked` are not read again."""
+    """Yield the differences between the file at a path and what was indexed. Snapshots share most
+    files; those in `checked` are not read again."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     blocks = snapshot.blocks(file.blocks)
@@ -220,8 +220,8 @@ def _file_problems(
 def _block_problems(
     reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage
 ) -> Iterator[str]:
-    """Yield the problems of some blocks; if they cannot be read together, each is read separately,
-    so that each bad one is reported."""
+    """Yield the problems of some blocks; if they cannot be read together, read each separately, so
+    that each bad one is reported."""
     try:
         decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:
@@ -240,8 +240,8 @@ def _block_problems(
 
 
 def _counts(block: DecodedBlock, flags: int) -> dict[str, int]:
-    """Return the tokens of a block, the documents that begin in it, and those with tokens that end
-    in it, counted in its decoded documents."""
+    """Return the number of tokens of a block, of documents that begin in it, and of documents with
+    tokens that end in it, counted in its decoded documents."""
     ends = np.diff(block.offsets) > 0
     if len(ends) and flags & HAS_EARLIER_TOKENS:
         ends[0] = True

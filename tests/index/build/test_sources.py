@@ -132,7 +132,9 @@ def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
         match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: ",
     ) as e:
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False), storage=STORAGE)
-    assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may be missing files" in str(e.value)
+    assert f"and 1 more: {tmp_path}/c.arrow), so source 'source' may be missing files" in str(
+        e.value
+    )
     assert "set `on_unreadable: skip`" in str(e.value)
     listing = list_source(
         dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE
@@ -288,7 +290,7 @@ def test_a_folder_of_splits_is_answered_with_that_of_one(
     chosen = "validation" if listed and "train" not in listed else "train"
     splits = ", ".join(listed or ["test", "train"])
     remedy = f"{tmp_path}/my[[]1]/{chosen}/*.arrow"
-    says = rf"is a folder: it has the splits {splits}, so give the folder of one: .*`{re.escape(remedy)}`$"
+    says = rf"is a folder: it has the splits {splits}; choose one: .*`{re.escape(remedy)}`$"
     with pytest.raises(ConfigError, match=says):
         list_source(spec(tmp_path, "my[1]"), storage=STORAGE)
     (file,) = list_source(spec(tmp_path, f"my[[]1]/{chosen}/*.arrow"), storage=STORAGE).files

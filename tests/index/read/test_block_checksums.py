@@ -230,7 +230,7 @@ def test_checksums_decide_about_local_files_that_were_replaced(
     )
     (problem,) = megablend.verify(given["cache"], data=True).problems
     assert re.search(
-        rf"{path} at byte \d+: 1 of \d+ ranges differ from their checksums in the index: restore it",
+        rf"{path} at byte \d+: 1 of \d+ ranges differ from their checksums in the index; restore the file",
         problem,
     )
     if restored == "content":
@@ -322,7 +322,7 @@ def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) ->
     with pytest.raises(CacheError) as caught:
         open_moved(config, 0)
     named = re.search(
-        r"damaged.*; remove (\S+) and run `megablend build CONFIG --checksums` to make them again",
+        r"damaged.*; remove (\S+) and run `megablend build CONFIG --checksums` to recompute them",
         str(caught.value),
     )
     assert named, str(caught.value)

@@ -532,7 +532,7 @@ def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(
         )
         remedy = f"{place}/train/*.arrow".replace("[", "[[]")
         says = (
-            f"{found} is a folder: it has the splits train, validation, so give the folder of one: .* "
+            f"{found} is a folder: it has the splits train, validation; choose one: .* "
             f"`{re.escape(remedy)}`"
         )
         with pytest.raises(ConfigError, match=says):
