@@ -162,8 +162,8 @@ class BlockReader(Protocol):
         *,
         tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """Return the ranges to fetch next. Reads nothing itself; fetched bytes may determine which
-        further ranges are needed.
+        """Return the ranges to fetch next. This method reads nothing itself; fetched bytes may
+        determine which further ranges are needed.
 
         Args:
             fetched: the bytes of all ranges that have been requested, in the same order.
@@ -367,7 +367,7 @@ def check_size(path: str, indexed: int, storage: Storage) -> int:
 
 
 def changed_error(path: str, error: ConfigError | DataError) -> ChangedFileError:
-    """Return the error for an indexed file whose structure could not be read: `error`."""
+    """Convert the error of reading an indexed file's structure to a ChangedFileError."""
     if isinstance(error, DataError):
         problem = error.problem
         offset = error.offset

@@ -89,8 +89,8 @@ class Order(Protocol):
     """Upper estimate of the memory that the order uses, in bytes."""
 
     def precompute(self) -> None:
-        """Store with the index what would be slow to compute whenever a run is opened. Called by
-        `build`. Raises CacheError."""
+        """Store with the index the results that would be slow to compute when a run is opened.
+        Called by `build`. Raises CacheError."""
         ...
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:

@@ -29,8 +29,7 @@ class ChangingOrder:
         self.memory_bytes = sum(order.memory_bytes for _, order in orders)
 
     def precompute(self) -> None:
-        """Store with the index what would be slow to compute on opening a run. Raises:
-        CacheError."""
+        """Store with the index the results that are slow to compute. Raises: CacheError."""
         for _, order in self._orders:
             order.precompute()
 

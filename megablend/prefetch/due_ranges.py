@@ -38,11 +38,11 @@ def find_mirror(run: Run) -> HintedStorage | None:
 def plan_due(
     run: Run, future: StepSequence, step: int, step_seconds: float, num_steps: int
 ) -> list[DueRanges]:
-    """Plan what `num_steps` steps from number `step` on read, if a step begins every
+    """Plan the reads of `num_steps` steps from number `step` on, if a step begins every
     `step_seconds`.
 
     A block is due once in each epoch: if only its first use were known, a storage would evict it
-    right after that.
+    right after its first use.
     """
     blocks = list[Int64s]()
     steps = list[Int64s]()

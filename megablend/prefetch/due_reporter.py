@@ -1,6 +1,6 @@
-"""A thread that tells a storage that keeps copies of files what a loader will read.
+"""A thread that announces a loader's coming reads to a storage that keeps copies of files.
 
-It announces reads up to the end of the next epoch: later ones do not affect what to keep.
+It announces reads up to the end of the next epoch: later reads do not affect which bytes are kept.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _reader_numbers = itertools.count()
 
 
 def report_due(run: Run, future: StepSequence) -> DueReporter | None:
-    """Start telling the run's storage what a loader will read; return None if the storage keeps no
-    copies of the run's files.
+    """Start announcing a loader's coming reads to the run's storage; return None if the storage
+    keeps no copies of the run's files.
 
     Args:
         future: the loader's steps from now on.
@@ -53,7 +53,7 @@ def report_due(run: Run, future: StepSequence) -> DueReporter | None:
 
 
 class DueReporter:
-    """Tells a storage what a loader will read, in a thread that ends with this object."""
+    """Announces a loader's coming reads to a storage, in a thread that ends with this object."""
 
     def __init__(self, announcer: _Announcer) -> None:
         end = threading.Event()
@@ -136,7 +136,7 @@ class _Announcer:
         self._announce(0, 0)
 
     def _announce(self, step: int, num_steps: int) -> None:
-        """Announce what `num_steps` steps from `step` on read; this replaces the previous
+        """Announce the reads of `num_steps` steps from `step` on, replacing the previous
         announcement. Only the first failure is logged: if it matters, reading fails as well."""
         began = time.monotonic()
         try:

@@ -1,5 +1,5 @@
 """Estimates of the data that mirrors read from the source, from one another and from their disks,
-made by planning the reads of a run's loaders and simulating what the mirrors keep.
+made by planning the reads of a run's loaders and simulating the mirrors.
 
 Reads that open files, repeated fetches after a failure or a restart, and evictions due to fetching
 ahead are not included.
@@ -77,10 +77,11 @@ class MirrorEstimate:
 def estimate_mirror(
     run: Run, loaders: Loaders, *, num_nodes: int, size: int | None
 ) -> MirrorEstimate:
-    """Estimate what a split's loaders read through mirrors, from its first sample to its last.
+    """Estimate the data that a split's loaders read through mirrors, from its first sample to its
+    last.
 
     Args:
-        num_nodes: number of nodes; neighbouring ranks are on the same node, equally many on each.
+        num_nodes: number of nodes, among which consecutive ranks are divided evenly.
         size: bytes of each node's mirror; None for that of the run's `mirror` setting, or no limit.
 
     Raises: ConfigError if memory is too small, or if there are too many nodes.
@@ -206,7 +207,8 @@ def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: in
 def _count_epochs(
     run: Run, num_samples: int, reads: PageReads, sent: dict[str, Int64s], one_in: int
 ) -> Iterator[MirrorEpoch]:
-    """Count what all nodes transfer in each epoch, if one portion in `one_in` was simulated.
+    """Count the data that all nodes transfer in each epoch, if one portion in `one_in` was
+    simulated.
 
     Args:
         sent: for each read, how often its page is sent from the source, over the network, and from

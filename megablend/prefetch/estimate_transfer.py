@@ -1,8 +1,7 @@
-"""Estimates of what reading a run transfers: requests, bytes and their price. They are made by
-planning the reads of the run's loaders.
+"""Estimates of the requests, the bytes and the price of reading a run. They are made by planning
+the reads of the run's loaders.
 
-What is read while blocks are decoded (extra columns), and again after a failure or a restart, is
-not included.
+Reads while blocks are decoded (extra columns), and after a failure or a restart, are not included.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ that were not opened may differ from those that were."""
 
 
 def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
-    """Estimate what the loaders of a split request from object stores, from the run's first sample
-    to its last.
+    """Estimate the requests of a split's loaders to object stores, from the run's first sample to
+    its last.
 
     Returns: None if no source is in an object store, or a file cannot be opened.
     Raises: ConfigError if memory is too small.
@@ -57,7 +56,7 @@ def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
 def _count_transfer(
     run: Run, stretches: Sequence[Stretch], future: StepSequence, *, is_whole: bool
 ) -> Transfer:
-    """Count what the run requests, from the reads of stretches.
+    """Count a run's requests, given the reads of stretches.
 
     Args:
         is_whole: whether each stretch comprises all steps of a process.
@@ -107,8 +106,7 @@ def _count_transfer(
 
 
 class _Figures:
-    """Figures (see `source_requests`) of what is requested from the stores with the same
-    options."""
+    """Figures (see `source_requests`) of the requests to the stores with the same options."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._num_samples = np.array([stretch.samples for stretch in stretches])

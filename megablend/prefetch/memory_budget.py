@@ -1,7 +1,7 @@
 """The memory budget of a process that reads a split, and the least `memory` that has room for
 blocks. The proportions in which `memory` is divided are given in `index.blocks.block_sizes`.
 
-The budget does not cover what is independent of data and config: Python, its libraries,
+The budget does not cover memory that is independent of data and config: Python, its libraries,
 compiled kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory
 that the allocator has not returned.
 """

@@ -194,7 +194,7 @@ def _find_needs(
     num_batches: int,
     num_samples: int = MOST_SAMPLES,
 ) -> list[_PartNeed]:
-    """Find what each part of the run from sample `first` on needs, by looking at about
+    """Find the needs of each part of the run from sample `first` on, by examining about
     `num_samples` samples of each."""
     needs = list[_PartNeed]()
     for section in run.sections:

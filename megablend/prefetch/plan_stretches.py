@@ -22,7 +22,7 @@ _PLANNED_SAMPLES = 1 << 16
 _FEWEST_STRETCHES = 4
 """Minimum number of stretches that are planned: fewer would not show how much stretches differ."""
 _WIDEST = 1.3
-"""If the upper estimate of what is read exceeds this multiple of the lower one, twice as many
+"""If the upper estimate of the reads exceeds this multiple of the lower one, twice as many
 stretches are planned."""
 
 

@@ -115,8 +115,8 @@ class RangeRequests:
         to wait for, for each of `requests`.
 
         Args:
-            shared: for each of the requests, what `_claim` returned.
-            unrequested: those of them that the caller owns; becomes empty.
+            shared: the results of `_claim` for the requests.
+            unrequested: the results that the caller owns; becomes empty.
         """
         fetching = list[Future[FetchedRanges]]()
         try:

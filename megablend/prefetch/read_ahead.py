@@ -68,7 +68,7 @@ class ReadAhead:
 
     Args:
         run: the run to read.
-        windows: what to read; a thread of the pipeline plans them, by iterating.
+        windows: the windows to read; a thread of the pipeline plans them by iterating.
         budget: the memory budget of the process.
         num_fetching, num_decoding, meter: see ReadPipeline.
     """

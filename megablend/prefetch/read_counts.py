@@ -34,7 +34,7 @@ class ReadCounts(NamedTuple):
     """Bytes of mirrored files that were on this node's disk."""
     source_bytes: int = 0
     """Bytes of mirrored files that the node process got from the source while a reader waited, in
-    whole pages. What the node process gets beforehand, or for others, is in its own figures
+    whole pages. Bytes that the node process gets in advance, or for others, are in its own figures
     (`megablend node status`)."""
     peer_bytes: int = 0
     """Bytes of mirrored files that the node process got from other nodes while a reader waited."""

@@ -202,7 +202,7 @@ def _steps_of_spans(located: LocatedSteps) -> Int64s:
 
 
 def _memory_bytes(run: Run, ids: Int64s, rows: Array) -> tuple[Int64s, Int64s]:
-    """Return what BlockStore.memory_bytes returns for blocks of the run."""
+    """Return BlockStore.memory_bytes for blocks of the run."""
     has_documents = run.settings.masks.inter_document_masking
     return run.store.memory_bytes(ids, rows, documents=has_documents)
 

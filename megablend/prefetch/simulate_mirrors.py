@@ -1,5 +1,5 @@
-"""A simulation of what the mirrors of a job's nodes keep, and of which nodes send the pages that
-they lack.
+"""A simulation of the pages that the mirrors of a job's nodes keep, and of the nodes that send the
+pages that they lack.
 
 A page leaves the source if no node holds it. The node that reads a page and the first home of the
 page's piece keep it, and evict the pages that they will need last first.

@@ -2,7 +2,7 @@
 files are opened to find out.
 
 *Figures* are three numbers, float64 [3]: requests, and the least and the most bytes that they
-return. The bytes differ if requests depend on what was read before.
+return. The bytes differ if requests depend on earlier reads.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _count_fitting_steps(schedule: ReadSchedule, max_bytes: int) -> int:
 
 
 def _need_at_once(schedule: ReadSchedule) -> BlockNeed:
-    """Return what the blocks of a schedule need if all are in memory at once."""
+    """Return the memory that a schedule's blocks need if all are in memory at once."""
     size = int(schedule.sizes.sum())
     return BlockNeed(size, size + int(schedule.reading.max()))
 
@@ -143,8 +143,8 @@ def _block_budget(schedule: ReadSchedule, budget: Budget) -> int:
 
 
 def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
-    """Decide what to read for each schedule and what to keep after it, so that both together fit
-    the memory for blocks."""
+    """Decide which blocks to read for each schedule and which to keep after it, so that both
+    together fit into the memory for blocks."""
     nothing = np.zeros(0, np.int64)
     kept = _KeptBlocks(nothing, nothing, nothing, nothing, nothing)
     for number, (now, after) in enumerate(pairwise(chain(schedules, [None]))):

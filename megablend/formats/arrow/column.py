@@ -98,7 +98,7 @@ def find_column(
             end = _level_after(field.type, end)
     except UnicodeDecodeError as error:
         raise CorruptFileError(
-            path, f"footer: the name of a column is not UTF-8: {error}"
+            path, f"a column's name is not valid UTF-8 ({error}); rename it"
         ) from error
     except _UnknownLayoutError as error:
         raise UnsupportedFileError(

@@ -126,7 +126,9 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         big_endian = schema is not None and schema.scalar(0, "<h", 0) != 0
         places = table.vector(3, PLACE_DTYPE)
     except FlatbufferError as error:
-        raise CorruptFileError(path, f"footer: {error}; {REWRITE_REMEDY}", offset=start) from error
+        raise CorruptFileError(
+            path, f"invalid footer: {error}; {REWRITE_REMEDY}", offset=start
+        ) from error
     check_encoding(path, version, big_endian=big_endian)
     offset = places["offset"]
     metadata = places["metadata_bytes"]
@@ -143,7 +145,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         number = int(np.argmin(inside))
         raise CorruptFileError(
             path,
-            f"footer: batch {number} ({metadata[number]} + {body[number]} bytes at byte {offset[number]}) is not "
+            f"invalid footer: batch {number} ({metadata[number]} + {body[number]} bytes at byte {offset[number]}) is not "
             f"before the footer at byte {start}; {REWRITE_REMEDY}",
             offset=start,
         )
@@ -167,5 +169,5 @@ def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:
         return pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)).schema
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
         raise CorruptFileError(
-            path, f"footer: {error}; {REWRITE_REMEDY}", offset=size - len(footer)
+            path, f"invalid footer: {error}; {REWRITE_REMEDY}", offset=size - len(footer)
         ) from error

@@ -72,7 +72,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         if compression is not None:
             codec = _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
     except FlatbufferError as error:
-        raise BatchError(f"message: {error}") from error
+        raise BatchError(f"has an invalid message: {error}") from error
     # Counts outside this range are wrong, and their sum may overflow; 0 is refused below
     views_fit = len(views) and 0 <= views.min() <= views.max() <= len(buffers)
     num_buffers = column.num_buffers + (int(views.sum()) if views_fit else 0)

@@ -61,7 +61,9 @@ def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.BufferReader(schema_bytes))
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise CorruptFileError(path, f"schema: {error}; {REWRITE_REMEDY}", offset=0) from error
+        raise CorruptFileError(
+            path, f"invalid schema: {error}; {REWRITE_REMEDY}", offset=0
+        ) from error
 
 
 class _Message(NamedTuple):
@@ -179,7 +181,7 @@ def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
         big_endian = kind == SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
     except FlatbufferError as error:
         raise CorruptFileError(
-            path, f"message: {error}; {REWRITE_REMEDY}", offset=offset
+            path, f"invalid message: {error}; {REWRITE_REMEDY}", offset=offset
         ) from error
     check_encoding(path, version, big_endian=big_endian)
     return kind, body_bytes

@@ -379,7 +379,8 @@ class JoinedStore(BlockStore):
         *,
         storage: Storage,
     ) -> None:
-        """
+        """Join the stores of a run's snapshots.
+
         Args:
             extra: each source's extra columns in the store of its snapshot, by the source's name in
                 the JoinedSnapshot.

@@ -1,5 +1,5 @@
 """The blocks of a split without withdrawn blocks, which count as empty so that an order arranges
-the others as before."""
+the other blocks as before."""
 
 from __future__ import annotations
 

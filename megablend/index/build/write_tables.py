@@ -58,9 +58,9 @@ class RunningTotals:
         """Return the number of each file's first block, int64 [num_files], and the columns of all
         their blocks; add the batch's blocks to the totals.
 
-        If documents are not requested, some formats and fragments count them nevertheless. These
-        counts are dropped, along with blocks without tokens, so that a snapshot does not depend on
-        earlier contents of the cache.
+        If documents are not requested, some formats and fragments still count them. These counts
+        are dropped, along with blocks without tokens, so that a snapshot does not depend on earlier
+        contents of the cache.
         """
         blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
         counts = np.array([len(fragment.blocks) for _, fragment in batch], np.int64)

@@ -68,7 +68,7 @@ class DocumentTable:
     Raises: CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
-        """Args: checks: whether documents are verified when they are looked up."""
+        """Open a table; `checks` says whether documents are verified when they are looked up."""
         self.folder = folder
         self._lengths = MappedTable(folder / LENGTHS, LENGTH_COLUMNS)
         self._starts = MappedTable(folder / STARTS, START_COLUMNS)

@@ -217,7 +217,8 @@ class _JoinedTable:
     def __init__(
         self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]
     ) -> None:
-        """
+        """Join tables.
+
         Args:
             first_rows: int64 [num_tables + 1], number of each table's first row.
             shifts: for each group of columns, the numbers that are added to the columns of each
@@ -262,7 +263,8 @@ class _JoinedFiles(FileTable):
         first_blocks: Int64s,
         first_chunks: Int64s,
     ) -> None:
-        """Args: columns: for each snapshot, the numbers of its columns in the JoinedSnapshot."""
+        """Join tables of files; `columns`: numbers of each snapshot's columns in the
+        JoinedSnapshot."""
         self._path = tables[-1]._path
         batches = [
             _replace_columns(

@@ -1,5 +1,5 @@
 """List the snapshots of the index that a cache contains, in the order in which they were built, and
-find out since when each has not been the newest."""
+find when each ceased to be the newest."""
 
 from __future__ import annotations
 

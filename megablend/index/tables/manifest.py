@@ -47,7 +47,7 @@ _MAX_SHOWN = 60
 
 
 def _is_path(value: object) -> bool:
-    """Return whether a value is text of which a path or URL may consist."""
+    """Return whether a value is text that can be a path or URL."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

@@ -93,7 +93,7 @@ class CheckedTable:
     use after a fork."""
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
-        """Args: checks: whether the table has checksums; if not, rows are not verified."""
+        """Open a table; `checks` says whether it has checksums: if not, rows are not verified."""
         self._path = f"{folder}/{table}"
         self._groups = _GROUPS[table]
         self._checks_name = _CHECKS[table]
@@ -111,7 +111,7 @@ class CheckedTable:
         """Read the columns that checksum `group` covers, in `rows` int64 [n], numbers in range, in
         any order, and verify them: int64 [num_columns, n].
 
-        Raises: CacheError if a row is not what was committed, or cannot be read.
+        Raises: CacheError if a row differs from the committed one, or cannot be read.
         """
         names = self._groups[group]
         values = np.empty((len(names), len(rows)), np.int64)
@@ -134,8 +134,8 @@ class CheckedTable:
             name: name of the column.
             values: at least the column's value at span.start, and less than at span.stop.
 
-        Raises: CacheError if one of these rows, or the row after it, is not what was committed, or
-            the column is not ascending.
+        Raises: CacheError if one of these rows, or the row after it, differs from the committed
+            one, or the column is not ascending.
         """
         column = self.mapped[name][span.start : span.stop]
         rows = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1

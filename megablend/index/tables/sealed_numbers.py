@@ -58,7 +58,6 @@ def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
     """Read the numbers in a file, see `parse_numbers`; return None if the file does not exist.
-    Raises: CacheError if it is damaged.
     Raises: CacheError if it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)

@@ -39,7 +39,6 @@ class FileChecker:
 
     def check(self, number: int) -> DataError | None:
         """Return the problem of a file as an error, or None if it is the file that was indexed.
-        Raises: CacheError.
         Raises: CacheError."""
         file = self._snapshot.file(number)
         path = self._snapshot.path(number, self._roots)

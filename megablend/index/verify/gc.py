@@ -63,7 +63,7 @@ def collect(
     Args:
         needed: a function that returns digests of the snapshots to keep in addition to the newest;
             called while the cache is locked.
-        dry_run: whether to only report what would be removed.
+        dry_run: whether to only report, and remove nothing.
 
     Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
         kept snapshot is damaged; the errors of `needed`.

@@ -221,7 +221,7 @@ def _block_problems(
     reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage
 ) -> Iterator[str]:
     """Yield the problems of some blocks; if they cannot be read together, read each separately, so
-    that each bad one is reported."""
+    that each damaged one is reported."""
     try:
         decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:

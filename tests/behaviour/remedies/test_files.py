@@ -146,7 +146,7 @@ test_files = table(
           column("a.arrow", arrow(pa.Table.from_arrays([pa.array(ROWS), pa.array(COUNTS)], names=["ids", "ids"]))),
           "has two columns named ids; rename one", again(arrow({"ids": ROWS, "counts": COUNTS}))),
     fault("Feather of the first version", column("a.feather", first_feather, format="arrow"),
-          "is Feather V1, which cannot contain lists; write the tokens to a Parquet file", beside),
+          "is a Feather V1 file, which cannot contain lists; write the tokens to a Parquet file", beside),
     fault("a stream among files", file("it's.arrow", stream, format="arrow"), "set `format: ([a-z-]+)` for its source",
           {"format": "{1}"}, {"format": None}),
     fault("a file among streams", file("a.arrow", arrow(), format="arrow-stream"),

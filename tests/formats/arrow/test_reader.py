@@ -251,7 +251,7 @@ def test_streams_named_files_and_old_feather_are_refused_with_the_remedy(tmp_pat
     path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
     with pytest.raises(
         UnsupportedFileError,
-        match=r"is Feather V1, which cannot contain lists; write the tokens to a Parquet file",
+        match=r"is a Feather V1 file, which cannot contain lists; write the tokens to a Parquet file",
     ):
         index(path, "ids")
 
@@ -274,7 +274,7 @@ def test_damaged_ends(tmp_path: Path) -> None:
         ),
         (
             whole[:footer] + b"\xff" * 8 + whole[footer + 8 :],
-            f"at byte {footer}: footer: an offset points to byte",
+            f"at byte {footer}: invalid footer: an offset points to byte",
         ),
     ):
         path.write_bytes(damaged)

@@ -93,4 +93,6 @@ def test_first_rows_that_count_elements() -> None:
     found = check(path, rows)
     assert len(found.blocks) == 7
     assert found.note is not None
-    assert "first rows of pages that disagree" in found.note
+    assert (
+        "row groups (the first is 0) contradict the metadata of their column chunks" in found.note
+    )

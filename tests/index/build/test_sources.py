@@ -337,7 +337,9 @@ def test_what_hugging_face_keeps_next_to_data_is_warned_of(tmp_path: Path) -> No
     for seed, name in enumerate(["data-00000-of-00001", *cached]):
         write(tmp_path / f"d/{name}.arrow", seed)
     note = list_source(spec(tmp_path, "d/*.arrow"), storage=STORAGE).note
-    assert re.match(rf"source 'source': .* match 2 files .* \(\S*/{cached[0]}.arrow\)", note or "")
+    assert re.match(
+        rf"source 'source': .* match 2 cache files .* \(such as \S*/{cached[0]}.arrow\)", note or ""
+    )
     with pytest.raises(ConfigError, match=r"specify its files as `\S*/d/data-\*\.arrow`"):
         list_source(spec(tmp_path, "d"), storage=STORAGE)
     (tmp_path / "d/data-00000-of-00001.arrow").rename(tmp_path / "d/json-train.arrow")
@@ -365,7 +367,9 @@ def test_folders_of_tables_are_warned_of(tmp_path: Path, log: str, table: str) -
         note = list_source(spec(tmp_path, pattern), storage=STORAGE).note
         assert (note or "").startswith(f"source 'source': {tmp_path}/t is a {table} table, ")
     for folder in ("t", "t/data"):
-        with pytest.raises(ConfigError, match=rf"/t is a {table} table, .*: list the files that "):
+        with pytest.raises(
+            ConfigError, match=rf"/t is a {table} table, .*; list only the table's current"
+        ):
             list_source(spec(tmp_path, folder), storage=STORAGE)
     # As the list that a table's library gives
     assert list_source(spec(tmp_path, f"t/data/{file.name}"), storage=STORAGE).note is None

@@ -100,4 +100,4 @@ os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
 # a memory pool that the program has set in pyarrow, which no longer exists then
 atexit.register(CACHE.clear)
 READERS = itertools.count()
-"""The numbers that readers get in turn: two readers of one path may have opened different files."""
+"""The numbers of readers: two readers of one path may have opened different files."""

@@ -131,7 +131,7 @@ def find_miscounted(
 ) -> npt.NDArray[np.bool_]:
     """Return whether the page indexes of chunks are wrong: bool [num_chunks]. They are if the rows
     of their pages are unknown, or if their level histograms disagree with num_values in the
-    metadata or, where they may be wrong nevertheless, with the numbers of nulls."""
+    metadata or, where they may still be wrong, with the numbers of nulls."""
     first_page = places.first_page
     levels = counts.levels.sum(axis=0)
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
