@@ -294,9 +294,9 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
 
 
 def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int) -> int:
-    """Return the largest multiple of a stride's samples, at most `most`, that the number of lanes
-    may be: each process must be able to keep the blocks of its lanes, `micro_batch_size` lanes per
-    stride, in `block_bytes`."""
+    """Return the largest number of strides, at most `most`, whose samples may equal the number of
+    lanes: a process has to keep the blocks of its lanes, `micro_batch_size` lanes per stride, in
+    `block_bytes`."""
 
     def are_too_many(strides: int) -> bool:
         return int(count_lane_bytes(run, strides * micro_batch_size).sum()) > block_bytes
