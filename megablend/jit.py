@@ -66,6 +66,7 @@ def compiled_modules() -> list[Path]:
     return [
         package / "arrays.py",
         package / "jit.py",
+        package / "jit_cache.py",
         package / "intrinsics.py",
         *sorted((package / "kernels").rglob("*.py")),
     ]

@@ -5,10 +5,15 @@ Before numba loads machine code, it imports its implementations of Python and Nu
 contexts and its runtime define (kernels hash no strings, whose secret is defined elsewhere), and to
 Environments, which hold the objects that it uses. If loading fails here, as with another version of
 numba, numba's own loading takes over.
+
+numba neither flushes its files nor checks them. So each ends with a digest, and what is damaged, as after a
+power failure, is compiled again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import pickle
 import sys
 from pathlib import Path
@@ -48,43 +53,83 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+_DIGEST_BYTES = 16
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _is_whole(data: bytes) -> bool:
+    """Return whether data ends with its digest."""
+    return data[-_DIGEST_BYTES:] == _digest(data[:-_DIGEST_BYTES])
+
+
+class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]
+    """numba's files of one function: an index, and a file for each set of argument types."""
+
+    def save(self, key: Any, data: Any) -> None:
+        """Save machine code in a file named by its key. numba numbers the files, so that an index
+        which was begun anew could name a file of other argument types."""
+        name = self._data_name(int.from_bytes(_digest(repr(key).encode())[:6], "big"))
+        self._save_data(name, data)
+        self._save_index(self._load_index() | {key: name})
+
+    def _dump(self, obj: Any) -> bytes:
+        data: bytes = super()._dump(obj)
+        return data + _digest(data)  # which unpickling ignores
+
+    def _load_index(self) -> dict[Any, str]:
+        """Return the names of files by key; none if the index is damaged."""
+        try:
+            with open(self._index_path, "rb") as file:
+                pickle.load(file)  # numba's version
+                found: dict[Any, str] = super()._load_index() if _is_whole(file.read()) else {}
+        except Exception:  # whatever unpickling of damaged bytes raises
+            return {}
+        return found
+
+
 class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
     """numba's cache of one function, loaded as described above."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._cache_file = _CheckedFiles(
+            self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
 
     def contains(self, signature: Any, context: Any) -> bool:
         """Return whether machine code for `signature`, a tuple of argument types, is in the
         cache."""
-        try:
-            with _lock:
-                path = self._find(signature, context)
-        except Exception:  # an index that cannot be read is compiled again
-            return False
-        return path is not None and path.exists()
+        with _lock:
+            return self._read(signature, context) is not None
 
     def signatures(self, context: Any) -> list[Any]:
         """Return the tuples of argument types for which machine code is in the cache; none if its
         index cannot be read."""
-        try:
-            with _lock:
-                keys = list(self._cache_file._load_index())
-                return [key[0] for key in keys if key == self._index_key(key[0], context.codegen())]
-        except Exception:  # an index that cannot be read is written again
-            return []
+        with _lock:
+            keys = list(self._cache_file._load_index())
+            return [key[0] for key in keys if key == self._index_key(key[0], context.codegen())]
 
-    def _find(self, signature: Any, context: Any) -> Path | None:
-        """Return the path of the machine code for a signature; None if there is none."""
+    def _read(self, signature: Any, context: Any) -> bytes | None:
+        """Return the pickled machine code for a signature; None if there is none, or it is
+        damaged."""
         name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
-        return None if name is None else Path(self._cache_file._data_path(name))
+        try:
+            data = b"" if name is None else Path(self._cache_file._data_path(name)).read_bytes()
+        except OSError:
+            return None
+        return data if _is_whole(data) else None
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function for `sig`; None if it is not in the cache. numba calls this
         with its lock held."""
+        data = self._read(sig, target_context)
+        if data is None:
+            return None
         try:
-            path = self._find(sig, target_context)
-            if path is None:
-                return None
-            with path.open("rb") as file:
-                payload = _Unpickler(file).load()
+            payload = _Unpickler(io.BytesIO(data)).load()
             _runtime.rtsys.initialize(target_context)
             return self._impl.rebuild(target_context, payload)
         except Exception:  # whatever is wrong, numba's own loading reports or handles it

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import fcntl
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba.core import config
+from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
 from megablend import jit
@@ -65,7 +67,7 @@ def test_kernels_are_compiled_in_turn_and_loaded_together(turns: list[int]) -> N
 def test_what_is_not_in_the_cache_is_compiled_under_the_exclusive_lock(
     turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KernelCache, "_find", lambda *arguments: None)
+    monkeypatch.setattr(KernelCache, "_read", lambda *arguments: None)
     fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
     assert fresh(*ARGUMENTS) == 6
     assert turns == [fcntl.LOCK_SH, fcntl.LOCK_EX]
@@ -82,7 +84,7 @@ def test_a_kernel_is_loaded_or_compiled_while_another_is_compiled(
         fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
         assert fresh(*ARGUMENTS) == 6
         assert turns == [fcntl.LOCK_SH]
-        monkeypatch.setattr(KernelCache, "_find", lambda *arguments: None)
+        monkeypatch.setattr(KernelCache, "_read", lambda *arguments: None)
         fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
         assert fresh(*ARGUMENTS) == 6
         assert turns[1:] == [fcntl.LOCK_SH, fcntl.LOCK_EX]
@@ -144,6 +146,56 @@ def test_where_the_short_way_fails_numba_loads_as_it_does(monkeypatch: pytest.Mo
     fresh: Any = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
     assert fresh(*ARGUMENTS) == 6
     assert sum(fresh._compiled.stats.cache_hits.values()) == 1
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:-99] + bytes([data[-99] ^ 1]) + data[-98:]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node's folder of compiled kernels in which there are none."""
+    monkeypatch.setattr(jit, "cache_dir", lambda: tmp_path)
+    return tmp_path
+
+
+@compiled
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [lambda _: b"", _cut, _flip], ids=["empty", "cut", "flipped"])
+def test_a_damaged_file_of_a_kernel_is_written_again(
+    folder: Path, suffix: str, damage: Callable[[bytes], bytes], turns: list[int]
+) -> None:
+    """As a machine that lost power leaves it."""
+    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    (path,) = folder.rglob(f"*.{suffix}")
+    path.write_bytes(damage(path.read_bytes()))
+    turns.clear()
+    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    assert turns == [fcntl.LOCK_SH, fcntl.LOCK_EX]
+    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    assert turns[2:] == [fcntl.LOCK_SH]
+
+
+@compiled
+def test_a_kernel_that_was_not_kept_is_not_taken_for_that_of_other_types(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index was lost, and the disk is full when the kernel of other types is compiled."""
+    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    next(folder.rglob("*.nbi")).unlink()
+    others = (ARGUMENTS[0].astype(np.int64), *ARGUMENTS[1:])
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexDataCacheFile, "_save_data", fail_on_a_full_disk)
+        assert jit.kernel(gather_lengths.py_func)(*others) == 6  # type: ignore[attr-defined]
+    assert jit.kernel(gather_lengths.py_func)(*others) == 6  # type: ignore[attr-defined]
+
+
+def fail_on_a_full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 GATHER = """
