@@ -1,2 +1,2 @@
-"""Sparse copies of source files on a machine's own disk, filled and evicted by one process a
-machine, and read by all others."""
+"""Sparse copies of source files on each machine's own disk. On each machine one process fills and
+evicts them, and all others read them."""

@@ -1,4 +1,4 @@
-"""Whether a client can read through a running node process, as the client's greeting says."""
+"""Decides from a client's greeting whether it can read through the running node process."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 
 _CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
-"""Prefixes of variables that decide how object stores are read."""
+"""The prefixes of variables that determine how object stores are read."""
 
 
 @dataclass(frozen=True)
 class Greeter:
     """Compares the settings of clients with those of the node process.
 
-    A process that a job has started, and through which no rank reads, ends if its settings are not
-    those of a client, so that another process can take its place.
+    A process that was started by a job, and through which no rank reads, exits if its settings
+    differ from those of a client, so that another process can take its place.
     """
 
     options: MirrorOptions
     objects: ObjectOptions
     folder: MirrorFolder
     members: list[Any]
-    """The nodes of the cluster, by `describe_members`."""
+    """The nodes of the cluster, from `describe_members`."""
     is_service: bool
 
     def compare(self, hello: dict[str, Any], server: LocalServer) -> list[str]:
@@ -39,7 +39,7 @@ class Greeter:
 
         Returns: the names of settings that differ, but do not keep the client from reading.
 
-        Raises: LeavingError if the node process has to end; ConfigError if it cannot end, and the
+        Raises: LeavingError if the node process has to exit; ConfigError if it cannot exit, and the
             client cannot use it.
         """
         has_to_stay = self.is_service or server.is_read
@@ -49,7 +49,7 @@ class Greeter:
             raise ConfigError(
                 f"{self.folder.path}: the node process speaks protocol {PROTOCOL}, but this process speaks "
                 f"{hello.get('protocol')}\n"
-                "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
+                "stop the node process with `megablend node stop`, and run the same version of megablend in both"
             )
         own = (self.options if hello["members"] else self.options.alone()).as_json()
         clients = hello["options"]
@@ -63,15 +63,15 @@ class Greeter:
             raise LeavingError
         if has_other_credentials:
             raise ConfigError(
-                f"{self.folder.path}: its node process reads object stores with other credentials or settings "
-                "than this process\n"
-                "use another `folder`, wait until the jobs that read there have ended, or run it as a service "
-                "(`megablend node run`), which reads with settings of its own"
+                f"{self.folder.path}: the node process uses other credentials or settings for object stores than this "
+                "process\n"
+                "wait until its jobs have ended, use another `folder`, or run a service, which has its own settings "
+                "(`megablend node run`)"
             )
         if has_other_nodes and server.is_read_by_a_cluster:
             raise ConfigError(
                 f"{self.folder.path}: is in use by a job with a different set of nodes\n"
-                "use another `folder`, or wait for that job to end"
+                "wait for that job to end, or use another `folder`"
             )
         if has_other_nodes:
             raise LeavingError
@@ -79,8 +79,8 @@ class Greeter:
 
 
 def find_credentials(objects: ObjectOptions, salt: str) -> str:
-    """Return a digest of the settings and environment variables that decide how object stores are
-    read. The salt of each folder differs, so that digests of two folders cannot be compared."""
+    """Return a digest of the settings and environment variables that determine how object stores
+    are read. Each folder has its own salt, so that digests of two folders cannot be compared."""
     variables = sorted(
         (name, value)
         for name, value in os.environ.items()

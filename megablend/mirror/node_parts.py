@@ -1,4 +1,4 @@
-"""The node of a mirror: the parts of a node process, how they work together, and when they end."""
+"""The node of a mirror: the parts of a node process, how they work together, and when they exit."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from megablend.mirror.web.server import WebServer
 
 _LINGER_SECONDS = 600.0
-"""Seconds without clients after which a node process ends that a rank has started."""
+"""Seconds without clients after which a node process that was started by a rank exits."""
 _FAILED_SECONDS = 6.0
-"""As _LINGER_SECONDS, if the nodes of its cluster cannot work together: long enough for all of them
-to notice it, and short enough that it has ended when a job with better settings starts."""
+"""The same as _LINGER_SECONDS if the nodes of its cluster cannot work together: long enough for all
+of them to notice it, and short enough that it has exited when a job with better settings starts."""
 _RESERVE_SHARE = 20
 """By default 1/20 of the file system is left free."""
 _WATCH_SECONDS = 1.0
 _SCRUB_BYTES = 8 << 20
 _STOP_SECONDS = 0.05
-"""Seconds for the reply to STOP to leave before the process ends."""
+"""Seconds for which the process waits after STOP, so that the reply is sent before it exits."""
 
 
 class Node:
@@ -54,7 +54,7 @@ class Node:
 
     Args:
         options: the mirror's settings: a service's own, or those of the rank that started it.
-        objects: settings by which the source is reached.
+        objects: the settings of object stores.
         folder: the mirror's folder, whose lock this process holds.
         members: the nodes of the cluster; None without other nodes.
         is_service: whether it outlives its clients, and reads with its own credentials for all of
@@ -124,7 +124,8 @@ class Node:
         elif reserve >= num_bytes:
             raise ConfigError(
                 f"{self._folder.path}: `mirror.reserve` is {reserve} bytes, but the file system has only {num_bytes}, which "
-                "leaves nothing for the mirror\nlower it, or set `mirror.folder` to a folder of another file system"
+                "leaves nothing for the mirror\n"
+                "lower `mirror.reserve`, or set `mirror.folder` to a folder of another file system"
             )
         # If there are datasets, the store does not evict yet: it does not know which are pinned
         evicts = not self._has_datasets
@@ -182,8 +183,8 @@ class Node:
             notify(state)
 
     async def _watch(self) -> None:
-        """Each second, evict until the reserve is free; without clients, check a part of the held
-        pages, and end if nobody needs this process any longer."""
+        """Each second, evict until the reserve is free; without clients, also check a part of the
+        held pages, and exit if nobody needs this process any longer."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             try:
@@ -204,7 +205,7 @@ class Node:
                 self._ended.set()
 
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Respond to a client's greeting. Raises: LeavingError if this process ends, so that the
+        """Respond to a client's greeting. Raises: LeavingError if this process exits, so that the
         client starts another one; ConfigError if the client cannot use this process."""
         differing: list[str] = []
         # Commands may be of any version, so that `megablend node stop` always works
@@ -274,7 +275,7 @@ class Node:
         return {"nodes": self.cluster.num_nodes, "failures": await self.cluster.check()}
 
     async def _find_datasets(self) -> Datasets:
-        """Return the datasets that are wanted here; the first call imports and opens them."""
+        """Return the datasets that are wanted on this node. The first call opens them."""
         from megablend.mirror.catalog.datasets import Datasets
 
         async with self._datasets_lock:
@@ -294,18 +295,18 @@ class Node:
     async def _answer_mate(
         self, path: str, node: str, query: Mapping[str, str], body: bytes
     ) -> bytes:
-        """Answer another node's request about datasets."""
+        """Respond to another node's request about datasets."""
         shared = (await self._find_datasets()).shared
         assert shared is not None, "they are shared where there is etcd"
         return await shared.answer(path, body)
 
     async def _hold_datasets(self) -> None:
-        """Keep datasets as they are wanted, once there are any."""
+        """Hold wanted datasets, once there are any."""
         await self._datasets_opened.wait()
         await (await self._find_datasets()).run()
 
     async def _find_listed(self, location: str) -> SourceState | None:
-        """Return the state of a file as datasets list it."""
+        """Return the state of a file in the listings of datasets."""
         if self._datasets is None:
             return None
         return await asyncio.to_thread(self._datasets.catalog.find_state, location)

@@ -1,4 +1,4 @@
-"""The start of a mirror's node process: as a service, or in the background for a rank."""
+"""Starts a mirror's node process: as a service, or in the background for a rank."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _MAX_LOG_BYTES = 1 << 20
 _ETCD_PREFIX = "MEGABLEND_ETCD_"
-"""Prefix of the variables with etcd's user and password: USER and PASSWORD follow."""
+"""The prefix of the variables with etcd's user and password, which end with USER and PASSWORD."""
 _READY = "ready"
-"""The begin of the child's message to its parent if clients are served; else it is an error's
-text."""
+"""The beginning of the child's message to its parent if clients are served; otherwise, the message
+is the text of an error."""
 
 
 def run_node(
@@ -102,9 +102,8 @@ def make_views(
 
 
 def main() -> None:
-    """`python -m megablend.mirror.process`, started by a rank, with pickled settings on stdin. It
-    forks. The parent ends as soon as the child answers clients, or with a message why it does
-    not."""
+    """Run `python -m megablend.mirror.process`, which a rank starts with pickled settings on stdin.
+    It forks. The parent exits when the child serves clients, or with the child's error."""
     options, objects = pickle.load(sys.stdin.buffer)
     reading, writing = os.pipe()
     child = os.fork()
@@ -137,7 +136,7 @@ def main() -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Log to a file, which begins anew if it is too long, instead of the inherited streams."""
+    """Log to a file, which is emptied first if it is too long, instead of the inherited streams."""
     if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
         path.unlink()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)

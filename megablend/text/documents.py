@@ -17,9 +17,9 @@ class Place(NamedTuple):
     """The position of a document."""
 
     offset: int
-    """The first byte of its line in the uncompressed file; for a table, its row in the file."""
+    """The offset of its line in the uncompressed file; for a table, the number of its row."""
     line: int
-    """Its line within the part, from 0; for a table, its row within the part."""
+    """Its line number within the part, from 0; for a table, its row number within the part."""
 
 
 class Document(NamedTuple):
@@ -34,7 +34,7 @@ class BadDocument(NamedTuple):
     """A document that cannot be read, with the reason."""
 
     kind: str
-    """A few words, the same for all documents with this kind of fault."""
+    """The kind of fault, in a few words: the same for all documents with this kind of fault."""
     reason: str
     place: Place
 
@@ -46,12 +46,12 @@ class Portion(NamedTuple):
     texts: list[str]
     keys: list[str | None]
     offsets: Int64s
-    """`Place.offset` of each document: int64 [n]."""
+    """The `Place.offset` of each document: int64 [n]."""
     lines: Int64s
-    """`Place.line` of each document: int64 [n]."""
+    """The `Place.line` of each document: int64 [n]."""
     bad: list[BadDocument]
     num_bytes: int
-    """The bytes of uncompressed text that were read, including bad documents."""
+    """The number of bytes of uncompressed text that were read, including bad documents."""
     num_lines: int
 
     @classmethod
@@ -72,7 +72,7 @@ class Portion(NamedTuple):
         )
 
     def take_first(self, num: int) -> Portion:
-        """Return a portion of the first documents; its other fields are unchanged."""
+        """Return a portion of the first `num` documents; its other fields are unchanged."""
         return self._replace(
             texts=self.texts[:num],
             keys=self.keys[:num],
@@ -83,15 +83,15 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFields:
-    """The keys of a line, or columns of a table, that are read."""
+    """The keys of a line, or the columns of a table, that are read."""
 
     text: str
     key: str | None
     max_bytes: int
-    """The length of the longest line, or text of a table, that is read."""
+    """The maximum size in bytes of a line, or of a text in a table."""
 
     def refuse_long(self, size: int, place: Place) -> BadDocument:
-        """Return the bad document for a line, or text of a table, of more than `max_bytes`."""
+        """Return the bad document for a line, or a text in a table, of more than `max_bytes`."""
         reason = f"is {size:,} bytes long, more than max_document ({self.max_bytes:,})"
         return BadDocument("too long", reason, place)
 

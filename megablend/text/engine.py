@@ -1,5 +1,5 @@
-"""Engines that turn texts into tokens: Hugging Face's `tokenizers`, the reference, or gigatoken,
-which is thirty times as fast and used if it is proved to give the same tokens."""
+"""Engines that turn text into tokens: Hugging Face's `tokenizers`, which is the reference, and
+gigatoken, which is thirty times as fast and is used if it is proved to give the same tokens."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from megablend.text.tokenizer import TokenizerFile
 
 MISSING = "tokenising text needs the packages tokenizers and msgspec: pip install 'megablend[text]'"
 MAX_CACHE_BYTES = 512 << 20
-"""The limit of gigatoken's cache of words, which takes a third of a byte for each byte of natural
-text, and seven for each byte of words that never repeat. A gigatoken that cannot limit its cache is
-renewed when the process has grown by this much."""
+"""The maximum size of gigatoken's cache of words. The cache takes a third of a byte for each byte
+of natural text, and seven bytes for each byte of words that never repeat. A gigatoken that cannot
+limit its cache is loaded again when the process has grown by this much."""
 _BATCH_CHARACTERS = 1 << 20
-"""The characters of text that `tokenizers` gets at a time: it takes 117 bytes for each byte."""
+"""The characters that `tokenizers` gets at a time: it takes 117 bytes of memory for each byte."""
 _COMMON = 0x20000
-"""The number of code points that most texts are limited to."""
+"""Most texts contain only code points below this one."""
 _LINE_BREAK = re.compile(
     r"(?<=\S)\n(?=[A-Za-z\u0410-\u044f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3])"
 )
-"""A line break that stands alone between a non-blank and a letter."""
+"""Matches a single line break between a non-blank character and a letter."""
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 Ids = npt.NDArray[np.int32]
 
 
 class Tokens(NamedTuple):
-    """Tokens of several texts."""
+    """The tokens of several texts."""
 
     ids: Ids
     """The tokens of all texts, one text after the other: int32 [total]."""
@@ -50,17 +50,17 @@ class Tokens(NamedTuple):
 
     @classmethod
     def join(cls, texts: Sequence[Ids]) -> Tokens:
-        """Join the tokens of each text."""
+        """Join the tokens of several texts."""
         counts = np.array([len(ids) for ids in texts], np.int64)
         return cls(np.concatenate([np.empty(0, np.int32), *texts]), counts)
 
     def of(self, texts: Iterable[int]) -> list[Ids]:
-        """Return the tokens of single texts, given the numbers of the texts."""
+        """Return the tokens of the texts with these numbers."""
         ends = np.cumsum(self.counts)
         return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
 
     def replace(self, texts: Sequence[int], other: Tokens) -> Tokens:
-        """Replace the tokens of single texts, given the numbers of the texts."""
+        """Return these tokens with those of the texts with these numbers replaced by `other`."""
         ids = self.of(range(len(self.counts)))
         for i, replacement in zip(texts, other.of(range(len(texts))), strict=True):
             ids[i] = replacement
@@ -68,7 +68,7 @@ class Tokens(NamedTuple):
 
 
 class Engine:
-    """Tokenises texts by `tokenizers`. Not picklable; each process makes its own."""
+    """Tokenises texts with `tokenizers`. It cannot be pickled: each process makes its own."""
 
     name = "tokenizers"
 
@@ -77,7 +77,7 @@ class Engine:
         self._model = make_reference(tokenizer)
 
     def renew(self) -> None:
-        """Forget cached words."""
+        """Clear the cache of words, if there is one."""
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of each text, without special tokens around it."""
@@ -89,15 +89,14 @@ class Engine:
 
 
 class GigatokenEngine(Engine):
-    """Tokenises texts by gigatoken, and a few by `tokenizers`. Unicode is the difficulty: versions
-    of it normalise and classify some code points differently, in ways that no list foresees. So
-    `tokenizers` normalises all texts, and tokenises texts with code points that may be newer than
-    one of the two."""
+    """Tokenises texts with gigatoken, and a few with `tokenizers`. Versions of Unicode normalise
+    and classify some code points differently, in ways that no list foresees. So `tokenizers`
+    normalises all texts, and tokenises those with code points that one of the two may lack."""
 
     name = "gigatoken"
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
-        """Load a tokenizer. Raises: ValueError, or another error of gigatoken, if it refuses it."""
+        """Load a tokenizer. Raises: an error of gigatoken, such as ValueError, if it is refused."""
         super().__init__(tokenizer)
         data = json.loads(tokenizer.definition)
         # With byte fallback, text is not split by classes of characters, so Unicode does not matter
@@ -114,7 +113,7 @@ class GigatokenEngine(Engine):
         self.renew()
 
     def renew(self) -> None:
-        """Forget cached words, by loading the tokenizer again."""
+        """Clear the cache of words, by loading the tokenizer again."""
         self._fast: Any = self._gigatoken.Tokenizer.from_json(self._definition)
         self._is_limited = hasattr(self._fast.backend, "set_max_cache_bytes")
         if self._is_limited:
@@ -123,8 +122,8 @@ class GigatokenEngine(Engine):
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of each text, without special tokens around it. A larger cache of words
-        is faster, so a gigatoken without a limit of its own is renewed only when it is too
-        large."""
+        is faster, so a gigatoken that cannot limit its cache is loaded again only when the process
+        has grown too much."""
         if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
             self.renew()
         if not self._is_byte_level:
@@ -151,17 +150,16 @@ class GigatokenEngine(Engine):
         return tokens.replace(for_reference, replacement)
 
     def _encode_by_reference(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens that `tokenizers` gives; long texts are cut into pieces to save
-        memory."""
+        """Tokenise texts with `tokenizers`; long texts are cut into pieces to save memory."""
         pieces = [list(self._cut(text)) for text in texts]
         tokens = super().encode([piece for pieces_of_text in pieces for piece in pieces_of_text])
         starts = np.cumsum([0, *map(len, pieces)])[:-1]
         return Tokens(tokens.ids, np.add.reduceat(tokens.counts, starts))
 
     def _cut(self, text: str) -> Iterator[str]:
-        """Cut a text into pieces that are split into words as the whole text is. In all expressions
-        that gigatoken knows, a word ends at a `_LINE_BREAK`, and the words after it do not depend
-        on the text before it."""
+        """Cut a text into pieces without changing the words into which it is split. In all
+        expressions that gigatoken knows, a word ends at a `_LINE_BREAK`, and the words after it do
+        not depend on the text before it."""
         start = 0
         if self._is_cuttable:
             while line_break := _LINE_BREAK.search(text, start + _BATCH_CHARACTERS):
@@ -170,7 +168,7 @@ class GigatokenEngine(Engine):
         yield text[start:]
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens that gigatoken gives."""
+        """Tokenise texts with gigatoken."""
         # Never its thread pool: workers are processes, and a pool does not survive a fork
         layout = self._fast.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(layout.offsets.data).astype(np.int64)
@@ -179,7 +177,7 @@ class GigatokenEngine(Engine):
 
 
 def _divide(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Divide texts into batches of about _BATCH_CHARACTERS, or one longer text."""
+    """Divide texts into batches of about _BATCH_CHARACTERS; a longer text is a batch of its own."""
     batch = list[str]()
     length = 0
     for text in texts:
@@ -208,14 +206,14 @@ def without_threads() -> Iterator[None]:
 
 
 def _count_resident() -> int:
-    """Return the bytes of memory that this process occupies."""
+    """Return the number of bytes of memory that this process occupies."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _has_unassigned(text: str) -> bool:
-    """Whether a text has code points that this Python's Unicode lacks: gigatoken and `tokenizers`
-    may have them, and only one of the two."""
+    """Return whether a text has code points that are unassigned in this Python's version of
+    Unicode. Perhaps only one of gigatoken and `tokenizers` knows them."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.int32)
     num = _COMMON if codes.max() < _COMMON else sys.maxunicode + 1
     return bool(_find_unassigned(num).take(codes).any())
@@ -223,16 +221,16 @@ def _has_unassigned(text: str) -> bool:
 
 @lru_cache
 def _find_unassigned(num: int) -> Bools:
-    """Whether each of the first `num` code points is unassigned: bool [num]. Takes 0.1 s for a
-    million."""
+    """Return whether each of the first `num` code points is unassigned: bool [num]. Takes 0.1 s for
+    a million."""
     is_unassigned = (unicodedata.category(chr(code)) == "Cn" for code in range(num))
     return np.fromiter(is_unassigned, np.bool_, num)
 
 
 @lru_cache(maxsize=1)  # several functions in this module need it, and it takes 0.1 s or more
 def make_reference(tokenizer: TokenizerFile) -> Any:
-    """Load a tokenizer into `tokenizers`. Raises: ConfigError if that is not installed, or refuses
-    the file."""
+    """Load a tokenizer with `tokenizers`. Raises: ConfigError if the package is not installed, or
+    refuses the file."""
     try:
         tokenizers = import_module("tokenizers")
     except ImportError as error:
@@ -241,8 +239,8 @@ def make_reference(tokenizer: TokenizerFile) -> Any:
         return tokenizers.Tokenizer.from_str(tokenizer.definition)
     except Exception as error:  # the library raises no narrower class
         raise ConfigError(
-            f"{tokenizer.path}: tokenizers {find_version('tokenizers')} cannot read it ({error}); upgrade "
-            "tokenizers, or save the file again with `tokenizer.save`"
+            f"{tokenizer.path}: cannot be read by tokenizers {find_version('tokenizers')} ({error}); upgrade tokenizers, or "
+            "save the file again with `tokenizer.save`"
         ) from error
 
 
@@ -255,9 +253,8 @@ def find_version(package: str) -> str:
 
 
 def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[Ids, Ids]:
-    """Return the tokens that are added before and after each document: with `bos`, the token that
-    begins a text; with `special`, the tokens that the tokenizer's post-processor adds. Raises:
-    ConfigError."""
+    """Return the tokens to add before and after each document: with `bos`, the token that begins a
+    text; with `special`, those that the tokenizer's post-processor adds. Raises: ConfigError."""
     if bos:
         token = find_named_token(Path(tokenizer.path), "bos_token")
         return np.array([token], np.int32), np.empty(0, np.int32)
@@ -271,7 +268,8 @@ def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[I
             after = whole[start + len(plain) :]
             return np.array(whole[:start], np.int32), np.array(after, np.int32)
     raise ConfigError(
-        f"{tokenizer.path}: its post-processor changes tokens within a text, not only around it; remove add_special_tokens"
+        f"{tokenizer.path}: its post-processor changes tokens within a text, instead of only adding some around it; remove "
+        "`add_special_tokens`"
     )
 
 

@@ -25,24 +25,24 @@ from megablend.text.text_file import TextFile, measure_compression
 from megablend.text.token_file import TokenFileWriter
 
 _NUM_SAMPLED = 16
-"""The number of tasks whose beginning is tokenised."""
+"""The number of tasks of which the first documents are tokenised."""
 _DOCUMENTS = 200
-"""The most documents of each task that are tokenised."""
+"""The maximum number of documents of each task that are tokenised."""
 _SPARE = 1.05
-"""The free space that is required, as a multiple of the estimate."""
+"""The free disk space that is required, as a multiple of the estimate."""
 _PART_BYTES = 1 << 20
-"""The bytes of text that are read for each task."""
+"""The number of bytes of text that are read for each task."""
 _MAX_TOKEN_BYTES = 4
-"""The bytes of an int32 token, which stands for at least one byte of text."""
+"""The size of an int32 token, which stands for at least one byte of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Estimated results and costs of tokenising the files that are not tokenised yet."""
+    """The estimated results and costs of tokenising the files that are not tokenised yet."""
 
     files: int
     bytes: int
-    """The uncompressed bytes of their text."""
+    """The uncompressed size of their text."""
     tokens: int
     disk_bytes: int
     cpu_seconds: float
@@ -51,7 +51,7 @@ class Estimate:
         """Return the estimate in words."""
         wait = self.cpu_seconds / num_processes
         return (
-            f"{self.files:,} files of text, about {self.bytes / 1e9:,.2f} GB, {self.tokens / 1e9:,.3f} billion tokens, "
+            f"{self.files:,} text files, about {self.bytes / 1e9:,.2f} GB, {self.tokens / 1e9:,.3f} billion tokens, "
             f"{self.disk_bytes / 1e9:,.2f} GB to write, {wait / 60:,.1f} min by {num_processes} processes"
         )
 
@@ -59,7 +59,7 @@ class Estimate:
 def estimate_pending(
     config: Config, spec: SourceSpec, storage: Storage, processes: int | None = None
 ) -> tuple[list[TextFile], Estimate, int]:
-    """Estimate the tokenising of a source of text.
+    """Estimate the costs of tokenising a source of text.
 
     Returns: all of its files, the estimate, and the number of processes that would do the work.
     Raises: ConfigError, DataError.
@@ -77,8 +77,8 @@ def estimate_pending(
 
 
 def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
-    """Estimate tasks of one source from the first documents of up to 16 of them. Raises: DataError
-    if a file cannot be read."""
+    """Estimate the costs of tasks of one source from the first documents of up to 16 of them.
+    Raises: DataError if a file cannot be read."""
     step = -(-len(tasks) // _NUM_SAMPLED) or 1
     trial = _Trial(setup)
     for task in tasks[::step]:
@@ -97,7 +97,7 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
 
 
 class _Trial:
-    """Tokenises the first documents of tasks, and sums what was read, made and spent."""
+    """Tokenises the first documents of tasks, and adds up the sizes and times."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = replace(setup, part_bytes=_PART_BYTES)
@@ -110,9 +110,9 @@ class _Trial:
         self.disk_bytes = 0
         self.seconds = 0.0
         self._compressed_bytes = 0
-        """The size of the beginnings of compressed files."""
+        """The size of the beginnings of compressed files that were decompressed."""
         self._decompressed_bytes = 0
-        """The size of the same, decompressed."""
+        """The size of these beginnings after decompression."""
 
     def add(self, task: Task) -> None:
         """Tokenise the first documents of a task."""
@@ -142,8 +142,8 @@ class _Trial:
         self.text_bytes += portion.num_bytes * bytes_of_sample // bytes_of_portion
 
     def count_text_bytes(self, tasks: Sequence[Task]) -> int:
-        """Return about how many bytes of text tasks have: of compressed files, as the compression
-        of those that were added lets expect."""
+        """Return about how many bytes of text tasks have. For compressed files, this is estimated
+        from the compression of the tasks that were added."""
         if not self._compressed_bytes:
             return sum(task.cost for task in tasks)
         compressed = sum(task.file.size for task in tasks if task.file.codec is not None)
@@ -152,7 +152,7 @@ class _Trial:
 
 
 def _read_portion(setup: Setup, task: Task) -> Portion | None:
-    """Read the first portion of a task; None if it has no documents."""
+    """Read the first portion of a task; return None if it has no documents."""
     if task.part is not None and not is_table(task.file.path):
         # Read the first part of a file of lines: with the small parts of a trial, the others
         # begin elsewhere
@@ -163,10 +163,10 @@ def _read_portion(setup: Setup, task: Task) -> Portion | None:
 
 
 def check_space(setup: Setup, needed: int) -> None:
-    """Check that the disk has room for the estimated bytes. Raises: CacheError if it has not."""
+    """Check that the disk has room for the estimated bytes. Raises: CacheError if it does not."""
     free = setup.folder.count_free_bytes()
     if free is not None and free < _SPARE * needed:
         raise CacheError(
-            f"{setup.folder.location}: has {free / 1e9:,.1f} GB free, expected {_SPARE * needed / 1e9:,.1f} GB for "
-            "the tokens; free some space, or set `token_files` to a folder or bucket with room"
+            f"{setup.folder.location}: has {free / 1e9:,.1f} GB of free space, but the tokens need "
+            f"{_SPARE * needed / 1e9:,.1f} GB; free some space, or set `token_files` to a folder or bucket with room"
         )

@@ -1,4 +1,4 @@
-"""JSON Lines: parsing lines into documents."""
+"""Parses lines of JSON Lines into documents."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _Key = str | int | float | bool | None
 _ONE_A_LINE = "; expected one object per line: `jq -c '.[]' FILE` converts an array, `jq -c . FILE` other JSON"
 _BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = {
-    b"\x1f\x8b": "the file is compressed: end its name in `.gz`",
-    b"\x28\xb5\x2f\xfd": "the file is compressed: end its name in `.zst`",
-    b"BZh": "the file is compressed by bzip2: compress it by gzip or zstd instead",
-    b"\xfd7zXZ": "the file is compressed by xz: compress it by gzip or zstd instead",
-    b"\xff\xfe": "the file is in UTF-16: convert it, `iconv -f UTF-16 -t UTF-8`",
-    b"\xfe\xff": "the file is in UTF-16: convert it, `iconv -f UTF-16 -t UTF-8`",
+    b"\x1f\x8b": "the file is compressed: add `.gz` to its name",
+    b"\x28\xb5\x2f\xfd": "the file is compressed: add `.zst` to its name",
+    b"BZh": "the file is compressed with bzip2: compress it with gzip or zstd instead",
+    b"\xfd7zXZ": "the file is compressed with xz: compress it with gzip or zstd instead",
+    b"\xff\xfe": "the file is in UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`",
+    b"\xfe\xff": "the file is in UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`",
 }
-"""The first bytes of files that are no JSON Lines, and what such a file is."""
+"""The first bytes of files that are not JSON Lines, with an explanation for each."""
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
 _OPEN = ord("{")
@@ -88,7 +88,7 @@ class LineParser:
 
     def _parse_together(self, data: memoryview, offset: int, line: int) -> Portion | None:
         """Return the documents of lines, decoded at once, which takes half the time; None unless
-        each line is certainly one document."""
+        each line certainly holds one document."""
         codes = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(codes == _NEWLINE)
         if codes[-1] != _NEWLINE:
@@ -141,15 +141,15 @@ class LineParser:
             return self._parse_by_json(line, place)
 
     def _parse_by_json(self, line: bytes, place: Place) -> Document | BadDocument:
-        """Return the document of a line that msgspec refuses: `json` reads more (NaN, large
-        integers), and each fault gets its reason."""
+        """Return the document of a line that msgspec refuses. `json` accepts more (NaN, large
+        integers), and distinguishes between faults."""
         fields = self._fields
         try:
             record = json.loads(line.decode("utf-8"), parse_int=_read_integer)
         except UnicodeDecodeError as error:
             hints = [f"; {hint}" for begin, hint in _OTHER_FILES.items() if line.startswith(begin)]
             hint = hints[0] if hints and place.offset == 0 else ""
-            reason = f"is not UTF-8 at its byte {error.start}{hint}"
+            reason = f"is not valid UTF-8 at byte {error.start} of the line{hint}"
             return BadDocument("invalid UTF-8", reason, place)
         except (ValueError, RecursionError) as error:
             hint = _ONE_A_LINE if line.strip() in (b"{", b"[") or line.startswith(b"[{") else ""
@@ -165,18 +165,16 @@ class LineParser:
             return BadDocument("no text", f"has no key {fields.text!r}{hint}", place)
         if not isinstance(text, str):
             kind = "null" if text is None else type(text).__name__
-            return BadDocument("no text", f"has {kind} in {fields.text!r}, no text", place)
+            return BadDocument("no text", f"has {kind} in {fields.text!r}, not a string", place)
         if not _is_unicode(text):
-            return BadDocument(
-                "lone surrogate", f"has half a surrogate pair in {fields.text!r}", place
-            )
+            return BadDocument("lone surrogate", f"has a lone surrogate in {fields.text!r}", place)
         key = _find_key(record, fields.key)
         key = None if key is None else str(key)
         return Document(text, key if key is None or _is_unicode(key) else repr(key), place)
 
 
 def _read_integer(digits: str) -> int | Decimal:
-    """Return a number of any length: Python's int refuses more than 4,300 digits."""
+    """Convert digits to a number: Python's int refuses more than 4,300 digits."""
     try:
         return int(digits)
     except ValueError:
@@ -184,8 +182,8 @@ def _read_integer(digits: str) -> int | Decimal:
 
 
 def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
-    """Return the value at a dotted name; a key that itself has dots goes first. Raises: KeyError
-    with the name that is missing."""
+    """Return the value at a dotted name; a key that itself contains the dots takes precedence.
+    Raises: KeyError with the name that is missing."""
     if dotted in record:
         return record[dotted]
     value: Any = record
@@ -204,9 +202,9 @@ def _decode_nested(
     *,
     is_optional: bool = False,
 ) -> Any:
-    """Return the value at a dotted name of an object whose values are undecoded; None if it is
-    optional and the last name is missing. Raises: KeyError if another name is missing; whatever the
-    decoders raise."""
+    """Return the value at a dotted name of an object whose values are not decoded yet; None if it
+    is optional and the last name is missing. Raises: KeyError if another name is missing; errors of
+    the decoders."""
     *above, last = [dotted] if dotted in record else dotted.split(".")
     for name in above:
         record = decode_object(record[name])
@@ -216,7 +214,7 @@ def _decode_nested(
 
 
 def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
-    """Return the key at a dotted name; None if the source names none, or the record lacks it."""
+    """Return the key at a dotted name; None if the source has no `key`, or the record lacks it."""
     try:
         return None if dotted is None else _find_nested(record, dotted)
     except KeyError:
@@ -224,7 +222,7 @@ def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8, which half a surrogate pair cannot."""
+    """Return whether a text can be encoded as UTF-8, which is impossible for a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

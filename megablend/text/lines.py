@@ -9,27 +9,27 @@ from typing import NamedTuple
 from megablend.text.text_file import Piece
 
 BATCH_BYTES = 16 << 20
-"""The bytes of lines that are read, tokenised and written together. Token files depend on it."""
+"""The bytes of lines that are read, tokenised and written together. Token files depend on this."""
 
 
 class Lines(NamedTuple):
     """Consecutive lines."""
 
     data: memoryview | None
-    """None for a single line that is too long: it was passed over."""
+    """None if this is a single line that was skipped because it is too long."""
     offset: int
-    """The position of the first byte in the uncompressed file."""
+    """The position of their first byte in the uncompressed file."""
     size: int
     """The number of bytes."""
 
 
 class LineReader:
     """Reads consecutive lines of a file, in batches that depend on the file and on the first byte
-    of the part, not on how the bytes arrive.
+    of the part, but not on how the bytes arrive.
 
     Args:
         pieces: the file's bytes from `offset` on.
-        max_bytes: longer lines are passed over.
+        max_bytes: longer lines are skipped.
     """
 
     def __init__(self, pieces: Iterator[Piece], offset: int, max_bytes: int) -> None:
@@ -43,17 +43,18 @@ class LineReader:
         self._is_at_end = False
 
     def pass_line(self) -> None:
-        """Pass over the rest of a line that belongs to the previous part."""
+        """Skip the rest of a line that belongs to the previous part."""
         self._pass_line(lambda _: None)
 
     def at_end(self) -> bool:
-        """Whether the file has no more bytes."""
+        """Return whether the file has no more bytes."""
         return self._fill(1) == 0
 
     def read(self, stop: int, digest: blake2b) -> Lines | None:
         """Read lines that begin before `stop`, and add them to `digest`.
 
-        Returns: at most BATCH_BYTES of lines, or one longer line; None if no line is left.
+        Returns: lines of at most BATCH_BYTES, or one longer line; None if there are no more
+        lines.
         """
         if self.offset >= stop:
             return None
@@ -73,8 +74,8 @@ class LineReader:
         return Lines(data, offset, len(data))
 
     def _find_batch_end(self, stop: int, num_buffered: int) -> int:
-        """Return the end of the lines of a batch in the buffer; 0 if a batch does not hold the
-        first line."""
+        """Return the index in the buffer of the end of a batch of lines; 0 if the first line does
+        not fit into a batch."""
         start = self._start
         batch_end = start + min(num_buffered, BATCH_BYTES)
         end = 0
@@ -100,7 +101,7 @@ class LineReader:
             size *= 2
 
     def _pass_line(self, use: Callable[[Piece], object]) -> None:
-        """Pass over the rest of a line of any length; `use` is called with its bytes."""
+        """Skip the rest of a line of any length; `use` is called with its bytes."""
         while self._fill(1):
             end = self._buffer.find(b"\n", self._start) + 1
             data = memoryview(self._buffer)[self._start : end or None]
@@ -111,7 +112,7 @@ class LineReader:
                 return
 
     def _fill(self, size: int) -> int:
-        """Read until `size` bytes are buffered, or the file ends. Returns: the bytes buffered."""
+        """Read until `size` bytes are buffered, or the file ends. Returns: the number of bytes."""
         num_buffered = len(self._buffer) - self._start
         if num_buffered >= size or self._is_at_end:
             return num_buffered

@@ -1,4 +1,4 @@
-"""Reading the parts of a task, one after the other."""
+"""Reads the parts of a task, one after the other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from megablend.text.text_file import open_text
 
 class OpenPart:
     """A part that is being read. `stop`, `num_lines` and `digest` cover the portions that have been
-    taken: the whole part, once all have been.
+    read: in the end, the whole part.
 
     Args:
         portions: the portions of the part.
-        content: the hash to which they add what they read.
+        content: the hash to which `portions` adds what it reads.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class OpenPart:
 
     @property
     def digest(self) -> str:
-        """The hash of its lines; for a table, of its texts and keys."""
+        """The digest of its lines; for a table, of its texts and keys."""
         return self._content.hexdigest()
 
     def pass_over(self) -> None:
-        """Read the remaining portions for their digest only."""
+        """Read the remaining portions, but only for their digest."""
         for _ in self.portions:
             pass
 
@@ -62,8 +62,8 @@ class OpenPart:
 def open_parts(
     task: Task, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> Iterator[OpenPart]:
-    """Open the parts of a task, in order: the portions of a part must all be taken before the next
-    part is opened."""
+    """Yield the parts of a task. All portions of a part must be read before the next is
+    requested."""
     file = task.file
     if is_table(file.path):
         assert task.part is not None
@@ -93,7 +93,7 @@ def open_parts(
 
 
 def _open_lines(reader: LineReader, parser: LineParser, number: int, stop: int) -> OpenPart:
-    """Open the part of the lines that begin before `stop`."""
+    """Return the part of the lines that begin before `stop`."""
     content = blake2b(digest_size=16)
     portions = _read_lines(reader, parser, stop, content)
     return OpenPart(number, reader.offset, portions, content, is_table=False)

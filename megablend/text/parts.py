@@ -1,4 +1,4 @@
-"""What is recorded of text that was tokenised: of each part, which has a token file, and of each
+"""Records of tokenised text: one for each part, which has a token file, and one for each text
 file."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 from megablend.text.documents import BadDocument
 
 MAX_PLACES = 5
-"""The number of bad documents of each kind whose places a part records."""
+"""The number of bad documents of each kind of which a part records the places."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,24 +21,24 @@ class Part:
     name: str = ""
     """The name of its token file."""
     start: int
-    """The first byte of its first line; for a table, its first row."""
+    """The offset of the first byte of its first line; for a table, its first row."""
     stop: int = 0
-    """The byte after its last line; for a table, the row after its last."""
+    """The offset of the byte after its last line; for a table, the row after its last row."""
     lines: int = 0
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
-    """The bytes of its documents in UTF-8."""
+    """The size of its documents in UTF-8."""
     special: int = 0
-    """The number of documents in which the text of a special token occurs."""
+    """The number of documents that contain the text of a special token."""
     unkeyed: int = 0
-    """The number of documents without the key that the source names."""
+    """The number of documents that lack the key that the source names."""
     bad: dict[str, Any] = field(default_factory=dict)
-    """For each kind of bad document, `count`, and `first`: [offset, line, reason] of the first
+    """For each kind of bad document: `count`, and `first`, [offset, line, reason] of the first
     MAX_PLACES of them."""
     difference: str = ""
-    """The place where gigatoken's tokens differed from those of `tokenizers`, which then tokenised
-    the part; "" if gigatoken was not used, or gave the same tokens."""
+    """A note on the place where gigatoken's tokens differed from those of `tokenizers`, which then
+    tokenised the part; "" if gigatoken was not used, or gave the same tokens."""
 
     def add_bad(self, bad: BadDocument) -> None:
         """Count a document that was left out."""
@@ -52,11 +52,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A text file in the record of its source: tokenised in some or all parts, or unreadable."""
+    """A text file in its source's record: tokenised in full or in part, or unreadable."""
 
     size: int
     etag: str
     parts: tuple[Part, ...] = ()
-    """The parts that are tokenised, in order."""
+    """The parts that are tokenised, in ascending order."""
     unreadable: str = ""
     """The reason why it was left out; "" if it was not."""

@@ -1,4 +1,4 @@
-"""Places of documents: from a row of a token file to its line of text (`locate_rows`), and back
+"""Finds the line of text that a row of a token file was made from (`locate_rows`), and vice versa
 (`find_document`)."""
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ReadFooter = Callable[[str], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPlace:
-    """The place of a document in a file of text."""
+    """The place of a document in a text file."""
 
     text: str
     """The path of the file."""
     line: int
-    """The line, from 1; for a table, the row, from 0."""
+    """The number of the line, from 1; for a table, that of the row, from 0."""
     offset: int
-    """The first byte of the line in the uncompressed file; for a table, the row."""
+    """The offset of the first byte of the line in the uncompressed file; for a table, the row."""
     key: str | None
 
 
 def reader_of_footers(storage: Storage) -> ReadFooter:
-    """Return `read_footer` for a storage; it reads each footer once."""
+    """Return a version of `read_footer` for a storage that reads each footer only once."""
     return cache(partial(read_footer, storage))
 
 
@@ -47,7 +47,7 @@ def locate_rows(
     storage: Storage,
     read_footer: ReadFooter,
 ) -> list[TextPlace]:
-    """Return the places in the text of rows of a token file.
+    """Return the places in the text that rows of a token file were made from.
 
     Args:
         in_folder: the token files in its folder, from `group_by_folder`.
@@ -82,15 +82,15 @@ def find_document(
     """Find the row of a document's tokens.
 
     Args:
-        text: the path of the text file, or its end.
+        text: the path of the text file, or the last components of it.
         paths: the paths of the files of an index.
-        line: the line of the document, from 1; for a table, the row, from 0.
-        byte: a byte of its line, in the uncompressed file; for a table, the row.
+        line: the number of the document's line, from 1; for a table, the row, from 0.
+        byte: the offset of a byte of its line in the uncompressed file; for a table, the row.
         key: its value of the source's `key`.
 
     Returns: the path of the token file, and the row.
-    Raises: ConfigError if there is no such file or document, or several; DataError, also if the text
-        is gone and lines next to `byte` have no document.
+    Raises: ConfigError if there is no such file or document, or several; DataError, also if the
+        text no longer exists and lines next to `byte` have no document.
     """
     read_footer = reader_of_footers(storage)
     text_path, token_files = _find_text(text, paths, read_footer)
@@ -123,8 +123,8 @@ def find_document(
     if len(with_key) > 1:
         places = ", ".join(map(str, islice(with_key, 3)))
         raise ConfigError(
-            f"{text}: found {len(with_key):,} documents with the key {key!r} (the first at {unit} {places}), expected one; "
-            "give the --byte of one of them"
+            f"{text}: {len(with_key):,} documents have the key {key!r} (the first at {unit} {places}), expected one; choose "
+            "one of them with `--byte`"
         )
     if with_key:
         return next(iter(with_key.values()))
@@ -134,8 +134,8 @@ def find_document(
     elif byte is not None:
         asked = f"{unit} {byte}"
     raise ConfigError(
-        f"{text}: has no document at {asked}: that place is blank, was left out, or is not in the file; give the "
-        "place of a document"
+        f"{text}: there is no document at {asked}: the line is blank, was skipped as a bad document, or does not exist; "
+        "give another place"
     )
 
 
@@ -157,20 +157,20 @@ def _find_text(
     found = [(path, files) for path, files in found if path in (text, absolute)] or found
     if len(found) != 1:
         raise ConfigError(
-            f"{text}: {len(found)} files of text have this name, expected one; give the path as the config's sources find it"
+            f"{text}: {len(found)} text files in the index match this name, expected 1; give the full path of one"
         )
     return found[0]
 
 
 def _is_end(end: str, path: str) -> bool:
-    """Whether a path ends with these folders and file."""
+    """Return whether a path ends with these components."""
     return f"/{path}".endswith(f"/{end}")
 
 
 def _divide_by_text(
     in_folder: Sequence[TokenPath], read_footer: ReadFooter
 ) -> dict[str, list[TokenPath]]:
-    """Divide the token files in a folder by the path of the text file."""
+    """Group the token files in a folder by the path of their text file."""
     if len({each.number for each in in_folder}) == len(in_folder):
         return {read_footer(in_folder[0].path)["text"]: list(in_folder)}
     own_files = dict[str, dict[int, TokenPath]]()
@@ -188,11 +188,11 @@ def _divide_by_text(
 def _find_line_around(
     byte: int, columns: Mapping[str, Any], num_lines: int, text: str, storage: Storage
 ) -> int | None:
-    """Return the row of the line that has a byte; None if that line has no document.
+    """Return the row of the line that contains a byte; None if that line has no document.
 
     Args:
         columns: the columns of the token file.
-        num_lines: the lines of its part.
+        num_lines: the number of lines of its part.
         text: the path of the text file.
     """
     row = _find_last(columns["offset"], byte)
@@ -207,28 +207,28 @@ def _find_line_around(
 
 
 def _find_equal(places: Sequence[int], place: int) -> int | None:
-    """Return the index of a place among ascending ones; None if it is not among them."""
+    """Return the index of a place among ascending places; None if it is not one of them."""
     at = _find_last(places, place)
     return at if at >= 0 and places[at] == place else None
 
 
 def _find_last(places: Sequence[int], place: int) -> int:
-    """Return the index of the last of ascending places up to `place`; -1 if all are beyond it."""
+    """Return the index of the last of ascending places up to `place`; -1 if all come after it."""
     return int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
 
 
 def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:
-    """Whether a line of a text file ends at its bytes [start, stop)."""
+    """Return whether the bytes [start, stop) of a text file contain the end of a line."""
     state = storage.stat(text)
     file = TextFile(text, text, state.size, state.etag)
     return count_line_ends(file, storage, start, stop) > 0
 
 
 def _find_key(columns: Mapping[str, Any], key: str, path: str) -> list[int]:
-    """Return the rows with a key. Raises: ConfigError without keys."""
+    """Return the rows with a key. Raises: ConfigError if the token file has no keys."""
     if "key" not in columns:
         raise ConfigError(
-            f"{path}: has no keys, since its source names none; give --line or --byte"
+            f"{path}: has no keys, since its source sets no `key`; use `--line` or `--byte` instead"
         )
     return [row for row, each in enumerate(columns["key"]) if each == key]
 

@@ -1,8 +1,8 @@
 """A rank's worker processes, `python -m megablend.text.pool`: they receive tasks and send results
 through a connection that they inherit.
 
-They are new processes, not forks, and unlike the processes of `multiprocessing` they do not run the
-caller's program a second time: so a script without `if __name__ == "__main__"` may call `build`.
+They are new processes, not forks. Unlike the processes of `multiprocessing`, they do not run the
+caller's program a second time, so a script without `if __name__ == "__main__"` may call `build`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megablend.text.tasks import Task
 from megablend.text.work import Report, Worker
 
 _PR_SET_PDEATHSIG = 1
-"""The option of Linux's `prctl` that chooses the signal a process gets when its parent ends."""
+"""The option of Linux's `prctl` that sets the signal a process gets when its parent exits."""
 _REPORT_SECONDS = 0.2
 _NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
@@ -38,8 +38,8 @@ def run_tasks(
 
     Args:
         setups: the setup of each source.
-        report: called with the numbers of bytes, documents and tokens that were done since the last
-            call, and at least every 0.2 seconds.
+        report: called at least every 0.2 seconds with the numbers of bytes, documents and tokens
+            that were processed since the last call.
 
     Returns: the result of each task, in order.
     Raises: the first error of a task; ResourceError if a process was killed.
@@ -51,10 +51,10 @@ def run_tasks(
     results = dict[int, Entry]()
     numbers = iter(range(len(tasks)))
     running = dict[Connection, tuple[_Process, int]]()
-    """The processes that have a task, with its number."""
+    """The processes that have a task, each with the number of that task."""
 
     def assign(process: _Process) -> None:
-        """Give a process the next task, if there is one."""
+        """Give a process the next task, if there is one left."""
         number = next(numbers, None)
         if number is not None:
             running[process.connection] = (process, number)
@@ -115,7 +115,7 @@ class _Process:
         stack.callback(self._process.kill)
 
     def send(self, task: Task, setup: Setup) -> None:
-        """Give the process a task. Raises: ResourceError if the process has ended."""
+        """Give the process a task. Raises: ResourceError if the process has exited."""
         try:
             self.connection.send((task, setup))
         except OSError as error:
@@ -123,7 +123,7 @@ class _Process:
 
     def receive(self, task: Task) -> Any:
         """Return the next message about the task of the process: an Entry, an error, or numbers for
-        `report`. Raises: ResourceError if the process has ended."""
+        `report`. Raises: ResourceError if the process has exited."""
         try:
             return self.connection.recv()
         except (EOFError, OSError) as error:
@@ -133,8 +133,8 @@ class _Process:
         code = self._process.wait()
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         return ResourceError(
-            f"{task.file.path}: the process that was tokenising this file ended ({cause}); build again, with fewer "
-            "processes if memory ran out: finished parts are kept"
+            f"{task.file.path}: the process that was tokenising this file exited ({cause}); build again, with fewer "
+            "processes if memory ran out; finished parts are kept"
         )
 
 

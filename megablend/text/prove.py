@@ -1,5 +1,5 @@
-"""Proof that gigatoken gives the same tokens as `tokenizers`. Once for each tokenizer and pair of
-versions, both tokenise every code point and many mixed strings (`choose_engine`); afterwards, both
+"""Proofs that gigatoken gives the same tokens as `tokenizers`. Once for each tokenizer and pair of
+versions, both tokenise every code point and many mixed strings (`choose_engine`). Later, both
 tokenise some documents of every part (`choose_checked`)."""
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
 MIN_PROVED_BYTES = 32 << 20
-"""The bytes of text from which gigatoken is used: `tokenizers` tokenises less text sooner than
-gigatoken is proved."""
+"""The size of text from which on gigatoken is used: less text is tokenised by `tokenizers` before
+the proof would be finished."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
-"""All planes with assigned code points, except those for private use; of plane 14, its first
-512."""
+"""The code points of all planes that have assigned ones, except for planes of private use; of plane
+14, the first 512."""
 CONTEXTS = ("{}", "a{}", "{}a", " {}{} ", "1{}\n{}b")
 ADDED_CONTEXTS = ("{}", "a{}", "{}a", " {} ", "{}{}", "é{}\n")
 NUM_STRINGS = 20_000
 MIN_CHECKED = 16
-"""The number of documents that both tokenise in each part, at least."""
+"""The minimum number of documents of each part that both tokenise."""
 CHECKED_SHARE = 1000
-"""Both tokenise at least one character of this number."""
-_SLOWER = "tokenising takes about 30 times as long"  # see docs/text.md
+"""Both tokenise at least one of this many characters."""
+_SLOWER = "tokenising takes about 30 times as long with tokenizers"  # see docs/text.md
 _PROOF = 2
-"""The version of `list_probes` and `GigatokenEngine`. Proofs of other versions are not used."""
+"""The version of `list_probes` and `GigatokenEngine`. Proofs of other versions are ignored."""
 _BATCH = 4096
 _SEED = 20
 _FRAGMENTS = (
@@ -45,8 +45,8 @@ _FRAGMENTS = (
 
 
 def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
-    """List the texts of the proof: each code point in 5 contexts, each added token in 6, and random
-    strings, from a fixed seed, of fragments that tokenizers split by different rules."""
+    """Yield the texts of the proof: each code point in 5 contexts, each added token in 6, and
+    random strings, from a fixed seed, of fragments that tokenizers split by different rules."""
     added = [each["content"] for each in json.loads(tokenizer.definition).get("added_tokens") or ()]
     for context in CONTEXTS:
         for code in CODE_POINTS:
@@ -66,7 +66,7 @@ def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
 def find_difference(
     fast: Engine, reference: Engine, tokenizer: TokenizerFile, rank: int = 0, num_ranks: int = 1
 ) -> str | None:
-    """Return the first probe of a rank's share whose tokens differ; None if all are equal."""
+    """Return the first probe in a rank's share whose tokens differ; None if all are equal."""
     probes = list_probes(tokenizer)
     batches = iter(lambda: list(islice(probes, _BATCH)), [])
     for batch in islice(batches, rank, None, num_ranks):
@@ -108,9 +108,10 @@ def choose_engine(
 
     Args:
         folder: the folder in which the outcome of a proof is stored.
-        num_bytes: the bytes of the text.
+        num_bytes: the size of the text.
 
-    Returns: the name of the engine, and a note for users on why it is not gigatoken, or "".
+    Returns: the name of the engine, and a note for users that explains why it is not gigatoken; ""
+    if no note is needed.
     """
     obstacle = find_obstacle(tokenizer, num_bytes)
     if obstacle is not None:
@@ -127,25 +128,25 @@ def choose_engine(
     difference = proof["difference"]
     if difference is None:
         return "gigatoken", ""
-    reason = f"gigatoken {version} and tokenizers {reference} give different tokens"
-    return "tokenizers", f"{tokenizer.path}: {reason} (for {difference[:80]!r}): {_SLOWER}"
+    reason = f"gigatoken {version} does not give the same tokens as tokenizers {reference}"
+    return "tokenizers", f"{tokenizer.path}: {reason} ({difference[:80]!r}): {_SLOWER}"
 
 
 def find_obstacle(tokenizer: TokenizerFile, num_bytes: int) -> str | None:
-    """Return the reason not to prove gigatoken for a tokenizer, "" if there is too little text for
-    it; None if the proof is worth its time."""
+    """Return the reason why gigatoken is not proved for a tokenizer, "" if there is too little
+    text; None if the proof is worth its time."""
     if num_bytes < MIN_PROVED_BYTES:
         return ""
     if not tokenizer.is_listed:
-        reason = f"{tokenizer.path}: gigatoken is not known to read this kind of tokenizer"
+        reason = f"{tokenizer.path}: gigatoken is not known to support this kind of tokenizer"
         return f"{reason}: {_SLOWER}"
     if not find_version("gigatoken"):
-        return f"gigatoken is not installed: {_SLOWER} (pip install 'megablend[text]')"
+        return f"gigatoken is not installed: {_SLOWER}; install it with `pip install 'megablend[text]'`"
     return None
 
 
 def _read_proof(folder: TokenFolder, name: str) -> dict[str, Any] | None:
-    """Return the stored outcome of a proof; None if there is none, or it is damaged."""
+    """Return the stored result of a proof; None if it does not exist, or is damaged."""
     try:
         proof = json.loads(folder.read(name) or b"")
     except ValueError:
@@ -154,13 +155,13 @@ def _read_proof(folder: TokenFolder, name: str) -> dict[str, Any] | None:
 
 
 def _prove(tokenizer: TokenizerFile, launch: Communicator) -> str | None:
-    """Return a text for which gigatoken gives other tokens in this rank's share of the probes, or
+    """Return a text in this rank's share of the probes for which gigatoken gives other tokens, or
     its reason for refusing the tokenizer; None if the proof succeeds."""
     if launch.rank == 0:
-        LOG.info("%s: proving that gigatoken gives the same tokens, once", tokenizer.path)
+        LOG.info("%s: checking that gigatoken gives the same tokens", tokenizer.path)
     try:
         fast = GigatokenEngine(tokenizer)
     except Exception as error:  # raised by the library: whatever it is, it refuses the tokenizer
-        return f"it refuses it: {error}"
+        return f"gigatoken refuses the tokenizer: {error}"
     with without_threads():
         return find_difference(fast, Engine(tokenizer), tokenizer, launch.rank, launch.size)

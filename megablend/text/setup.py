@@ -1,4 +1,4 @@
-"""The settings of a source's tasks, and names of the token files that follow from them."""
+"""The settings of a source's tasks, and the names of token files that follow from them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from megablend.text.tokenizer import TokenizerFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The settings of all tasks of a source. Picklable."""
+    """The settings of all tasks of a source, which can be pickled."""
 
     tokenizer: TokenizerFile
     engine: str
-    """The name of the engine that tokenises; gigatoken only if it was proved to give the same tokens."""
+    """The name of the engine that tokenises; gigatoken only if it gives the same tokens."""
     fields: TextFields
     bos: bool
     add_special_tokens: bool
     options: str
-    """The settings that change tokens: JSON, for names of token files."""
+    """The settings that change tokens, as JSON, for names of token files."""
     skips_bad: bool
     skips_unreadable: bool
     storage: Storage
@@ -40,12 +40,12 @@ class Setup:
 
     @property
     def skipped_errors(self) -> tuple[type[CorruptFileError], ...]:
-        """The errors for which a file is left out: none unless `on_unreadable: skip` is set."""
+        """The errors that cause a file to be left out: none unless `on_unreadable: skip` is set."""
         return (CorruptFileError,) if self.skips_unreadable else ()
 
     def name_part(self, file: str, part: OpenPart) -> str:
-        """Return the name of a part's token file. It depends on all that its tokens depend on: the
-        part's lines and their beginning, the tokenizer, and the options."""
+        """Return the name of a part's token file. It depends on everything that the tokens depend
+        on: the part's lines and their position, the tokenizer, and the options."""
         start = [part.start] if part.start else []
         text = json.dumps([LAYOUT, part.digest, self.tokenizer.digest, self.options, *start])
         key = blake2b(text.encode(), digest_size=12).hexdigest()
@@ -60,7 +60,7 @@ class Setup:
         return open_parts(task, self.storage, self.fields, self.part_bytes)
 
     def open_part(self, task: Task, number: int) -> OpenPart | None:
-        """Open one part of a task; None if the text has fewer parts."""
+        """Open one part of a task; return None if the text has fewer parts."""
         for part in self.open_parts(task):
             if part.number == number:
                 return part
@@ -69,6 +69,6 @@ class Setup:
 
 
 def load_part(setup: Setup, name: str, footer: dict[str, Any] | None = None) -> Part:
-    """Return the part that a token file holds. Raises: the same errors as `read_footer`."""
+    """Return the part that a token file contains. Raises: the same errors as `read_footer`."""
     footer = footer or read_footer(setup.storage, setup.folder.path(name))
     return Part(number=TokenName.parse(name).number, name=name, **footer["part"])

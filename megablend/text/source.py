@@ -1,7 +1,8 @@
 """A source's text: its files, and the record of the files that are tokenised.
 
-The record is one small file for each source: with it, unchanged text need not be read. It may be
-lost, since the footer of each token file describes the text it was made from.
+The record is one small file for each source: it shows which text is unchanged and need not be read
+again. It may be lost, since the footer of each token file describes the text that the file was made
+from.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import load_tokenizer
 
 OPTIONS = ("text", "key", "bos", "add_special_tokens", "max_document")
-"""The settings of the config that `Setup.options` lists, in order."""
+"""The names of the settings whose values `Setup.options` lists, in the same order."""
 _LINE_SUFFIXES = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", *CODECS)
 )
@@ -41,17 +42,17 @@ _ALL_SUFFIXES = (*_LINE_SUFFIXES, *PARQUET, *ARROW)
 _RECORD_PREFIX = ".text-"
 _MAX_DOCUMENT = 64 << 20
 _MAX_DOCUMENT_SLOW = 16 << 20
-"""The limit if gigatoken cannot be used: `tokenizers` takes 117 bytes of memory for each byte."""
+"""The default of `max_document` without gigatoken: `tokenizers` takes 117 bytes for each byte."""
 
 
 @dataclass(slots=True)
 class TextSource:
-    """A source of text."""
+    """A source of text: its files, and its record of those that are tokenised."""
 
     spec: SourceSpec
     setup: Setup
     root: str
-    """The folder that names of text files are relative to."""
+    """The folder to which names of text files are relative."""
     files: list[TextFile]
     unreadable: list[str]
     """The paths of files that are left out, each with the reason."""
@@ -60,7 +61,7 @@ class TextSource:
 
     @property
     def pending(self) -> list[TextFile]:
-        """The files that are not tokenised in their present version."""
+        """The files whose present version is not tokenised."""
         return [file for file in self.files if not self._is_done(file)]
 
     def _is_done(self, file: TextFile) -> bool:
@@ -83,7 +84,7 @@ class TextSource:
             self.setup.folder.replace(name, data)
 
     def make_spec(self, notes: Iterable[str] = ()) -> SourceSpec:
-        """Return the source as the index takes it: a source of its token files."""
+        """Return the source in the form that the index takes: a source of its token files."""
         read = self.spec.read
         counts_documents = read.count_documents or self.spec.kind.documents_known
         unreadable = [entry.unreadable for entry in self.entries.values() if entry.unreadable]
@@ -97,31 +98,31 @@ class TextSource:
         )
 
     def list_doubts(self) -> list[str]:
-        """Return notes for users on which files the patterns match. Raises: see Storage.find."""
+        """Return notes for users about files that the patterns match. Raises: see Storage.find."""
         paths = [file.path for file in self.files]
         doubts = list_doubts(self.root, self.spec.patterns, paths, self.setup.storage)
         return [f"source {self.spec.name!r}: {doubt}" for doubt in doubts]
 
     def _describe_parts(self) -> list[str]:
-        """Return notes for users on what was noticed in the documents."""
+        """Return notes for users about the documents."""
         name = self.spec.name
         notes = list[str]()
         if bad := gather_bad(self.entries, self.root):
-            notes.append(f"source {name!r}: documents left out: {', '.join(map(str, bad))}")
+            notes.append(f"source {name!r}: skipped bad documents: {', '.join(map(str, bad))}")
         if special := sum(part.special for part in self.parts):
             notes.append(
-                f"source {name!r}: {special:,} documents contain the text of a special token, which became that token"
+                f"source {name!r}: {special:,} documents contain the text of a special token, which was tokenised as that "
+                "token"
             )
         documents = sum(part.documents for part in self.parts)
         if documents and documents == sum(part.unkeyed for part in self.parts):
             notes.append(
-                f"source {name!r}: no document has the key {self.setup.fields.key!r}; correct `key`, and build "
-                "again"
+                f"source {name!r}: no document has the key {self.setup.fields.key!r}; correct `key` and build again"
             )
         return notes + [part.difference for part in self.parts if part.difference]
 
     def check_bad(self, config: Config) -> None:
-        """Check the share of bad documents. Raises: DataError if the config allows fewer."""
+        """Check the share of bad documents. Raises: DataError if the config does not allow it."""
         bad = gather_bad(self.entries, self.root)
         num_bad = sum(bad_kind.count for bad_kind in bad)
         total = num_bad + sum(part.documents for part in self.parts)
@@ -129,30 +130,31 @@ class TextSource:
         if num_bad > allowed * total:
             raise DataError(
                 self.root,
-                f"source {self.spec.name!r} has {num_bad:,} bad documents of {total:,} ({', '.join(map(str, bad))}), expected at "
-                f"most {float(allowed) * 100:g} % of them; fix them, or allow more with `on_bad_document: skip` and `max_bad`",
+                f"source {self.spec.name!r} has {num_bad:,} bad documents out of {total:,} ({', '.join(map(str, bad))}), "
+                f"expected at most {float(allowed) * 100:g} % of them; fix them, or set `on_bad_document: skip` and a "
+                "larger `max_bad`",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class BadKind:
-    """The documents of a source that were left out for one kind of fault."""
+    """The documents of a source that were skipped because of one kind of fault."""
 
     kind: str
     count: int
     first: tuple[str, ...]
-    """The path, place and reason of each of the first ones."""
+    """The path, place and reason of each of the first few."""
 
     def __str__(self) -> str:
-        return f"{self.count:,} {self.kind} (the first: {self.first[0]})"
+        return f"{self.count:,} of kind {self.kind!r} (the first: {self.first[0]})"
 
 
 def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
-    """Return the documents of a source that were left out, for each kind of fault.
+    """Return the documents of a source that were skipped, by kind of fault.
 
     Args:
         entries: the record of the source.
-        root: the folder that names of text files are relative to.
+        root: the folder to which names of text files are relative.
     """
     counts = Counter[str]()
     places = dict[str, list[str]]()
@@ -171,7 +173,7 @@ def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
 
 
 def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
-    """Return the documents of a source of text that the last build left out. Raises: ConfigError,
+    """Return a text source's documents that the last build skipped. Raises: ConfigError,
     CacheError."""
     patterns = config.all_sources[name].path
     entries = _load_record(make_setup(config, name, storage), patterns)
@@ -179,7 +181,7 @@ def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
 
 
 def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
-    """Find a source's files of text, and load its record. Raises: ConfigError, DataError."""
+    """Find a source's text files, and load its record. Raises: ConfigError, DataError."""
     setup = make_setup(config, spec.name, storage)
     files, unreadable = _list_files(spec, storage)
     root = find_root(spec.patterns)
@@ -191,7 +193,7 @@ def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
 def find_tokenised(
     config: Config, specs: Sequence[SourceSpec], storage: Storage
 ) -> list[SourceSpec]:
-    """Replace each source of text by the source of its token files, which must exist.
+    """Replace each text source by the source of its token files, which must exist.
 
     Raises: CacheError if some text is not tokenised; the same errors as `find_text`.
     """
@@ -205,16 +207,16 @@ def find_tokenised(
         pending = source.pending
         if pending:
             raise CacheError(
-                f"source {spec.name!r}: {len(pending):,} of {len(source.files):,} text files are not tokenised (the "
-                f"first is {pending[0].path}); `megablend build CONFIG` tokenises them"
+                f"source {spec.name!r}: {len(pending):,} of {len(source.files):,} text files are not tokenised (the first "
+                f"is {pending[0].path}); tokenise them with `megablend build CONFIG`"
             )
         token_specs.append(source.make_spec())
     return token_specs
 
 
 def make_setup(config: Config, name: str, storage: Storage) -> Setup:
-    """Return the setup of a text source, with `tokenizers` until another engine is chosen. Raises:
-    ConfigError."""
+    """Return the setup of a text source, with `tokenizers` as the engine until another one is
+    chosen. Raises: ConfigError."""
     source = config.all_sources[name]
     assert source.text is not None
     assert config.tokenizer is not None
@@ -242,8 +244,8 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
 
 def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], list[str]]:
     """Return the text files of a source, each once, sorted; and the paths of files that cannot be
-    read, each with the reason. Raises: ConfigError if a pattern matches no file, or files of
-    another kind; DataError if a file cannot be read."""
+    read, each with the reason. Raises: ConfigError if a pattern matches no file, or a file that is
+    not a text file; DataError if a file cannot be read."""
     paths, unreadable = _match_patterns(spec, storage)
     threads = storage.limits(spec.patterns[0]).max_files
     if threads == 1:  # files of a file system; objects show no permissions before they are read
@@ -256,12 +258,11 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
         path, reason = next(iter(unreadable.items()))
         raise DataError(
             path,
-            f"cannot be read: {reason}; get permission, or set `on_unreadable: skip` to continue without it",
+            f"cannot be read: {reason}; make it readable, or set `on_unreadable: skip` to build without it",
         )
     if not listed:
         raise spec.complaint(
-            f"none of its files can be read: {left_out[0]}; get permission to read them, or put "
-            "regular files in their place"
+            f"none of its files can be read: {left_out[0]}; make them readable, or replace them by regular files"
         )
     for path in listed:
         if not path.lower().endswith(_ALL_SUFFIXES):
@@ -279,8 +280,8 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
 
 
 def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict[str, str]]:
-    """Return a path of each real file that a source's patterns match, sorted; and the paths that
-    cannot be looked into, each with the reason. Raises: ConfigError if a pattern matches nothing."""
+    """Return one path of each real file that a source's patterns match, sorted; and the paths that
+    cannot be read, each with the reason. Raises: ConfigError if a pattern matches nothing."""
     paths = dict[str, str]()
     """The path of each real file."""
     unreadable = dict[str, str]()
@@ -299,13 +300,13 @@ def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict
 
 
 def _name_record(setup: Setup, patterns: Sequence[str]) -> str:
-    """Return the name of a source's record; sources may share a folder."""
+    """Return the name of a source's record, which is unique since sources may share a folder."""
     key = blake2b(json.dumps([setup.options, *patterns]).encode(), digest_size=8).hexdigest()
     return f"{setup.tokenizer.digest}/{_RECORD_PREFIX}{key}.json"
 
 
 def is_record(name: str) -> bool:
-    """Whether a file of a token folder is a record."""
+    """Return whether a file of a token folder is a record."""
     return name.rpartition("/")[2].startswith(_RECORD_PREFIX)
 
 
@@ -314,8 +315,8 @@ def _load_record(setup: Setup, patterns: Sequence[str]) -> dict[str, Entry]:
 
 
 def parse_record(data: bytes | None) -> dict[str, Entry]:
-    """Return the entries of a record, by the name of the text file; none if there is no record, or
-    it is damaged."""
+    """Return the entries of a record, by the name of the text file; none if the record does not
+    exist, or is damaged."""
     try:
         files = json.loads(data or b"{}").get("files", {})
         return {

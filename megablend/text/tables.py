@@ -1,4 +1,4 @@
-"""Text in tables: Parquet, and Arrow files and streams."""
+"""Text in tables: Parquet files, and Arrow files and streams."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from megablend.text.lines import BATCH_BYTES
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _ROWS = 256
-"""The number of rows that are decoded together."""
+"""The number of rows that are decoded at a time."""
 _TEXT_TYPES = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
-"""The types of text, and the types of bytes with the same layout."""
+"""The types of text columns, each with the type of bytes that has the same layout."""
 _REMEDY = f"{REWRITE_REMEDY}, or set `on_unreadable: skip`"
 
 
 class _MissingColumnError(ConfigError):
-    """A table has no column of this name."""
+    """A table has no column with the requested name."""
 
 
 def is_table(path: str) -> bool:
-    """Whether a file is a table, by its name."""
+    """Return whether a file is a table, judging by its name."""
     return path.lower().endswith((*PARQUET, *ARROW))
 
 
@@ -50,8 +50,8 @@ def open_file(storage: Storage, path: str, size: int) -> Any:
 
 @contextlib.contextmanager
 def reporting_damage(path: str, remedy: str) -> Iterator[None]:
-    """Raise pyarrow's errors about a file as CorruptFileError, but not those of the storage, nor the
-    system's."""
+    """Raise pyarrow's errors about a file as CorruptFileError, but let errors of the storage and of
+    the system pass."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError) as error:
@@ -61,7 +61,7 @@ def reporting_damage(path: str, remedy: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())  # it may have several lines
         raise CorruptFileError(
-            path, f"cannot be read ({reason}): truncated or damaged; {remedy}"
+            path, f"cannot be read ({reason}); it is truncated or damaged: {remedy}"
         ) from error
 
 
@@ -101,8 +101,8 @@ class TableFile:
             self._check_type(schema)
 
     def plan(self, part_bytes: int) -> list[range]:
-        """Divide the groups of rows into parts of at most `part_bytes` of text, or one group. An
-        Arrow file, whose sizes are not recorded, is one part."""
+        """Divide the groups of rows into parts with at most `part_bytes` of text, or one larger
+        group. An Arrow file, which does not record sizes, is one part."""
         parts = list[range]()
         first = 0
         part_size = 0
@@ -119,12 +119,11 @@ class TableFile:
         return sum(self._group_bytes[i] for i in groups)
 
     def row_of(self, groups: range) -> int:
-        """Return the first row of the groups of a part; for Arrow, whose only part begins with the
-        file, 0."""
+        """Return the first row of the groups of a part; for Arrow, whose file is one part, 0."""
         return sum(self._group_rows[: groups.start])
 
     def read(self, groups: range, digest: blake2b) -> Iterator[Portion]:
-        """Read the documents of groups; their texts, lengths and keys are added to `digest`."""
+        """Read the documents of groups, and add their texts, lengths and keys to `digest`."""
         row = self.row_of(groups)
         first = row
         results: list[Document | BadDocument] = []
@@ -150,19 +149,20 @@ class TableFile:
     def _check_text(
         self, text: bytes | None, key: str | None, place: Place
     ) -> Document | BadDocument:
-        """Return the document of a row, if its text can be read."""
+        """Return the document of a row, or a bad document if its text cannot be read."""
         if text is None:
-            return BadDocument("no text", f"has null in {self._fields.text!r}, no text", place)
+            return BadDocument("no text", f"has null in {self._fields.text!r}, not a string", place)
         if len(text) > self._fields.max_bytes:
             return self._fields.refuse_long(len(text), place)
         try:
             return Document(text.decode(), key, place)
         except UnicodeDecodeError as error:
-            reason = f"is not UTF-8 at byte {error.start} of its text"
+            reason = f"is not valid UTF-8 at byte {error.start} of the text"
             return BadDocument("invalid UTF-8", reason, place)
 
     def _iterate(self, groups: range) -> Iterator[tuple[list[bytes | None], list[Any]]]:
-        """Read the texts, as bytes, which need not be UTF-8, and keys of some rows at a time."""
+        """Read the texts and keys of some rows at a time. Texts are bytes, even if invalid
+        UTF-8."""
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
         for batch in self._read_batches(groups, names):
             text_column = _pick(batch, self._text)
@@ -187,9 +187,9 @@ class TableFile:
         return map(self._file.get_batch, groups)
 
     def _find_column(self, schema: Any, dotted: str) -> list[str]:
-        """Return the names of the structs around a column, the outermost first, and its own; a
-        column whose own name has dots goes first. Raises: ConfigError if there is none, or
-        several."""
+        """Return the names of the structs around a column, the outermost first, and its own name. A
+        column whose own name contains the dots takes precedence. Raises: ConfigError if there is no
+        such column, or several."""
         names = [dotted] if dotted in schema.names else dotted.split(".")
         present = schema.names
         for i, name in enumerate(names):
@@ -223,7 +223,7 @@ class TableFile:
 
 
 def _count_text_bytes(group: Any, text: str) -> int:
-    """Return the uncompressed bytes of the text column in a row group of Parquet."""
+    """Return the uncompressed size of the text column in a row group of Parquet."""
     columns = [group.column(i) for i in range(group.num_columns)]
     return sum(
         column.total_uncompressed_size for column in columns if column.path_in_schema == text
@@ -231,7 +231,7 @@ def _count_text_bytes(group: Any, text: str) -> int:
 
 
 def _open_arrow(source: Any) -> tuple[Any, int | None]:
-    """Return a reader of an Arrow file with its number of batches, or of a stream with None."""
+    """Return a reader of an Arrow file and its number of batches, or one of a stream and None."""
     magic = source.read(6)
     source.seek(0)
     if magic == b"ARROW1":
@@ -250,8 +250,8 @@ def _type_of(schema: Any, names: Sequence[str]) -> Any:
 
 def _pick(batch: Any, names: Sequence[str]) -> Any:
     """Return a column of a record batch, given the names from `TableFile._find_column`. Raises:
-    ArrowInvalid if its offsets or its dictionary's indices point outside of their data: whatever
-    reads such a column may end the process."""
+    ArrowInvalid if its offsets or its dictionary's indices point outside their data: reading such a
+    column may crash the process."""
     batch.validate()
     outer, *inner = names
     column = batch.column(outer)
@@ -268,8 +268,8 @@ def _pick(batch: Any, names: Sequence[str]) -> Any:
 
 
 def _list_keys(column: Any) -> list[Any]:
-    """Return the values of keys: as Arrow writes them, those that only pandas has (nanoseconds), and
-    those that Python does not have (years beyond 9999); as bytes, text that is not UTF-8."""
+    """Return the values of keys. Values that only pandas has (nanoseconds) or that Python does not
+    have (years beyond 9999) are returned as Arrow writes them; text that is not UTF-8, as bytes."""
     type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if getattr(type_, "unit", None) == "ns":
         column = column.cast(pa.string())
@@ -280,7 +280,7 @@ def _list_keys(column: Any) -> list[Any]:
 
 
 def _read_key(value: Any) -> Any:
-    """Return one value of `_list_keys`."""
+    """Return one value for `_list_keys`."""
     try:
         return value.as_py()
     except UnicodeDecodeError:

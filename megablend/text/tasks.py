@@ -14,12 +14,12 @@ from megablend.text.tables import TableFile, is_table
 from megablend.text.text_file import TextFile
 
 PART_BYTES = 256 << 20
-"""The uncompressed bytes of text in a part. Token files depend on it."""
+"""The size of a part in bytes of uncompressed text. Token files depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The work that one process does at a time. Picklable."""
+    """The work that one process does at a time. It can be pickled."""
 
     file: TextFile
     part: int | None
@@ -27,7 +27,7 @@ class Task:
     groups: range = range(0)
     """The row groups of the part, if the file is a table."""
     cost: int
-    """The bytes of text, roughly."""
+    """The approximate number of bytes of text."""
     source: int = 0
     """The number of the source."""
     done: tuple[Part, ...] = ()

@@ -1,4 +1,4 @@
-"""A file of text as it was found, and its uncompressed bytes."""
+"""A text file as it was found, and its uncompressed bytes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from megablend.storage.portions import read_portions
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 PORTION_BYTES = 4 << 20
-"""The bytes that are requested from the storage at a time."""
+"""The number of bytes that are requested from the storage at a time."""
 Piece = bytes | memoryview
 """Consecutive bytes of a file, as they arrive."""
 _COMPRESSION = 4
-"""A usual ratio for text; only tasks' costs and estimates depend on it."""
+"""A usual compression ratio of text; only the costs of tasks and estimates depend on it."""
 _MEASURED_BYTES = 16 << 20
-"""The bytes of text from which compression is measured."""
+"""The number of bytes of text from which the compression ratio is measured."""
 _ZSTD_REMEDIES = {
-    "too much memory": "its window is longer than 128 MiB; compress it again, by `zstd --long=27` at most",
+    "too much memory": "its window is longer than 128 MiB; compress it again, with at most `zstd --long=27`",
     "Dictionary mismatch": "it needs a dictionary; compress it again without one",
 }
 
 
 class TextFile(NamedTuple):
-    """A file of text as it was found."""
+    """A text file as it was found."""
 
     name: str
-    """Relative to the source's root."""
+    """Its path relative to the source's root."""
     path: str
     size: int
     etag: str
@@ -46,13 +46,13 @@ class TextFile(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The bytes of its text, roughly."""
+        """The approximate number of bytes of its text."""
         return self.size * (_COMPRESSION if self.codec else 1)
 
 
 def open_text(file: TextFile, storage: Storage, start: int = 0) -> Iterator[Piece]:
     """Read the uncompressed bytes of a file, from `start` on if it is not compressed. Raises:
-    CorruptFileError if it is compressed, and truncated or damaged."""
+    CorruptFileError if it is a compressed file that is truncated or damaged."""
     stored = _open_stored(file, storage, start)
     return stored if file.codec is None else _decompress(_Pieces(stored), file)
 
@@ -71,8 +71,8 @@ def count_line_ends(file: TextFile, storage: Storage, start: int, stop: int) -> 
 
 
 def measure_compression(file: TextFile, storage: Storage) -> tuple[int, int]:
-    """Decompress the beginning of a compressed file. Returns: the number of its bytes in the file,
-    and in the text. Raises: the same errors as `open_text`."""
+    """Decompress the beginning of a compressed file. Returns: the size of that beginning in the
+    file, and in the text. Raises: the same errors as `open_text`."""
     stored = _Pieces(_open_stored(file, storage, 0))
     num_bytes = 0
     for data in _decompress(stored, file):
@@ -109,7 +109,7 @@ def _decompress(stored: _Pieces, file: TextFile) -> Iterator[Piece]:
 
 
 class _Pieces(io.RawIOBase):
-    """The pieces of a file as a file object."""
+    """A file object that reads the pieces of a file."""
 
     def __init__(self, pieces: Iterator[Piece]) -> None:
         self._pieces = pieces

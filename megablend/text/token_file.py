@@ -1,4 +1,4 @@
-"""A token file: Parquet with the tokens of a part's documents, and the place of each document."""
+"""Token files: Parquet files with the tokens of a part's documents, and their places."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from megablend.text.engine import Tokens
 from megablend.text.tables import open_file, reporting_damage
 
 LAYOUT = 1
-"""The version of the columns, and of how files are named (`Setup.name_part`)."""
+"""The version of the columns, and of the names of files (`Setup.name_part`)."""
 FOOTER = b"megablend.text"
-"""The key of a token file's own metadata in the footer of Parquet."""
-_REMEDY = "remove it, and build again"
+"""The key of a token file's own metadata in the Parquet footer."""
+_REMEDY = "remove it and build again"
 _PAGE_BYTES = 64 << 10
 _ENCODINGS = {
     "tokens.list.element": "BYTE_STREAM_SPLIT",
@@ -30,8 +30,8 @@ _ENCODINGS = {
 
 
 class TokenFileWriter:
-    """Writes a token file, a row group for each portion of documents. A file without `close`, since
-    an error ended its `with` statement, lacks its own footer."""
+    """Writes a token file, with a row group for each portion of documents. A file that was not
+    finished by `close`, because of an error, lacks its own footer."""
 
     def __init__(self, path: Path, *, has_keys: bool) -> None:
         import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
@@ -73,7 +73,7 @@ class TokenFileWriter:
         self._writer.write_table(table, table.num_rows or 1)  # pyarrow refuses groups of 0 rows
 
     def close(self, footer: Mapping[str, Any]) -> None:
-        """Finish the file with its own footer."""
+        """Finish the file by writing its own footer."""
         self._writer.add_key_value_metadata({FOOTER: json.dumps(footer, sort_keys=True)})
         self._writer.close()
 
@@ -94,7 +94,7 @@ def open_token_file(storage: Storage, path: str) -> Any:
 
 
 def read_columns(storage: Storage, path: str, names: Sequence[str]) -> Any:
-    """Read those columns of these names that a token file has. Raises: see `open_token_file`."""
+    """Read those of these columns that a token file has. Raises: see `open_token_file`."""
     file = open_token_file(storage, path)
     with reporting_damage(path, _REMEDY):
         return file.read(columns=names)
@@ -108,12 +108,12 @@ def read_footer(storage: Storage, path: str) -> dict[str, Any]:
     except ValueError:
         footer = None
     if not isinstance(footer, dict):
-        raise CorruptFileError(path, f"lacks the footer of a token file; {_REMEDY}")
+        raise CorruptFileError(path, f"has no footer of a token file; {_REMEDY}")
     return footer
 
 
 def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[str, Any]) -> None:
-    """Write the token file of the same lines in another text file.
+    """Write a copy of a token file, for the same lines in another text file.
 
     Args:
         made_from: the items of the footer that describe the other text file.

@@ -1,5 +1,5 @@
-"""The place of token files: a folder that all ranks share, or a prefix of an object store. A token
-file that has its final name is complete, and is never written again."""
+"""The place where token files are stored: a folder that all ranks share, or a prefix of an object
+store. A token file that has its final name is complete, and is never written again."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from megablend.system.atomic_write import (
 )
 
 _LEFTOVER_SECONDS = 3600
-"""The age after which a temporary file belongs to a killed process: writing a part takes
-seconds."""
+"""The age in seconds from which on a temporary file is assumed to belong to a killed process:
+writing a part takes seconds."""
 _WHAT = "tokens"
-"""The word for these files in errors of the file system."""
+"""The name of these files in errors of the file system."""
 
 
 class TokenFolder:
-    """Files by their names below a location, a folder or a URL. Picklable."""
+    """A folder or a URL below which files are stored by name. It can be pickled."""
 
     def __init__(self, location: str, options: ObjectOptions) -> None:
         self.location = location
         self._options = options
         self._prefix = ObjectPrefix(location, options) if find_scheme(location) else None
-        """None for a folder of the file system."""
+        """The object store; None for a folder of the file system."""
 
     def __reduce__(self) -> tuple[type[TokenFolder], tuple[str, ObjectOptions]]:
         return TokenFolder, (self.location, self._options)
@@ -62,7 +62,7 @@ class TokenFolder:
         return dict(sorted(entries.items()))
 
     def remove_leftovers(self, folder: str) -> None:
-        """Remove the unfinished files of killed processes below a folder. An object store has
+        """Remove the unfinished files of killed processes below a folder; an object store has
         none."""
         if self._prefix is not None:
             return
@@ -75,7 +75,7 @@ class TokenFolder:
     @contextmanager
     def writing(self, folder: str) -> Iterator[Path]:
         """Provide a local path for writing a file whose name depends on its contents; `commit` then
-        names it. The path is removed at the end. Raises: CacheError if the system refuses it."""
+        stores it. The path is removed at the end. Raises: CacheError if the system refuses."""
         parent = Path(tempfile.gettempdir()) if self._prefix else Path(self.location, folder)
         path = temp_sibling(parent / "part")
         with translate_os_errors(path, _WHAT):
@@ -86,7 +86,7 @@ class TokenFolder:
                 path.unlink(missing_ok=True)
 
     def commit(self, written: Path, name: str) -> None:
-        """Store a file that was written under its final name, unless the name exists already."""
+        """Store a written file under its final name, unless that name exists already."""
         if self._prefix is not None:
             data = written.read_bytes()
             # Requests of several ranks may collide, and none be carried out
@@ -115,7 +115,7 @@ class TokenFolder:
         return None
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a small file, which may exist already and be written again later."""
+        """Write a small file; an existing file is replaced."""
         if self._prefix is not None:
             self._prefix.write(name, data)
             return
@@ -132,8 +132,7 @@ class TokenFolder:
             Path(self.location, name).unlink(missing_ok=True)
 
     def count_free_bytes(self) -> int | None:
-        """Return the free bytes of the file system; None for an object store, which has no
-        limit."""
+        """Return the number of free bytes of the file system; None for an object store."""
         if self._prefix is not None:
             return None
         folder = Path(self.location)

@@ -15,17 +15,16 @@ class TokenName(NamedTuple):
     tokenizer: str
     """The digest of the tokenizer."""
     text: str
-    """The name of the text file, which may have folders. Text files of several sources may have the
-    same name."""
+    """The name of the text file, with folders. Text files of several sources may share a name."""
     number: int
     """The number of the part."""
     digest: str
-    """The digest of all that the tokens depend on, lines included: parts that several text files
-    share have it in common."""
+    """The digest of everything that the tokens depend on, including the lines. Text files that
+    share a part have this digest in common."""
 
     @classmethod
     def parse(cls, name: str) -> TokenName:
-        """Take a name apart."""
+        """Parse the name of a token file."""
         tokenizer, _, rest = name.partition("/")
         text, _, file = rest.rpartition("/")
         number, _, digest = file.removesuffix(".parquet").partition("-")
@@ -36,7 +35,7 @@ class TokenName(NamedTuple):
 
 
 class TokenPath(NamedTuple):
-    """The path of a token file, with what it says of the file."""
+    """The path of a token file, with the fields that it contains."""
 
     path: str
     text: str
@@ -56,14 +55,13 @@ def read_tokenizer_digest(name: str) -> str:
 
 
 def parse_path(path: str) -> TokenPath | None:
-    """Take the path of a token file apart, wherever the folder of tokens is; None for any other
-    file."""
+    """Parse the path of a token file in any folder of tokens; return None for any other file."""
     match = _PATH.fullmatch(path)
     return None if match is None else TokenPath(path, match[1], int(match[2]))
 
 
 def group_by_folder(paths: Iterable[str]) -> dict[str, list[TokenPath]]:
-    """Return the token files among some files, by their folders, in the order of their parts."""
+    """Return the token files among some files, grouped by folder, in the order of their parts."""
     groups = dict[str, list[TokenPath]]()
     for path in paths:
         token_path = parse_path(path)

@@ -41,7 +41,7 @@ from megablend.text.token_names import TokenName, read_tokenizer_digest
 from megablend.text.tokenizer import TokenizerFile
 
 _ESTIMATED_BYTES = 256 << 20
-"""The bytes of text from which tokenising is estimated beforehand: it then takes some seconds."""
+"""The size of text from which on tokenising is estimated first, which takes some seconds."""
 _POST_SECONDS = 0.5
 
 
@@ -59,11 +59,11 @@ def tokenise(
 
     Args:
         specs: all sources of the config.
-        known: for each source, the names in the token folder of the files that the run reads.
+        known: for each source, the names of the files in the token folder that the run reads.
         processes: the number of processes of each rank; by default, the cores that it may use.
-        progress: called on rank 0 at intervals.
+        progress: called on rank 0 from time to time.
 
-    Returns: the sources, with the sources of text replaced by sources of their token files.
+    Returns: the sources, with each text source replaced by the source of its token files.
     Raises: ConfigError, DataError, CacheError.
     """
     configured = config.all_sources
@@ -98,10 +98,10 @@ def tokenise(
 
 
 def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
-    """Check, after an index names token files, that none was removed before it did.
+    """Check, once the index is written, that none of its token files was removed before.
 
     Args:
-        specs: what `tokenise` returned.
+        specs: the sources that `tokenise` returned.
 
     Raises: CacheError.
     """
@@ -111,13 +111,13 @@ def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
     for path in (path for spec in specs if spec.name in texts for path in spec.paths):
         if path not in existing:
             raise CacheError(
-                f"{path}: another command (such as `megablend gc --tokens`) removed these tokens before the build was done; "
-                "build again"
+                f"{path}: another command (such as `megablend gc --tokens`) removed this token file before the build had "
+                "finished; build again"
             )
 
 
 def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
-    """Return the names of existing token files; drop entries whose token files were removed."""
+    """Return the names of existing token files, and drop entries whose token files were removed."""
     setup = sources[0].setup
     existing = setup.folder.list_files(setup.tokenizer.digest).keys()
     for source in sources:
@@ -136,12 +136,12 @@ def _check_same_tokenizer(tokenizer: TokenizerFile, known: Sequence[str]) -> Non
         if digest != tokenizer.digest:
             raise ConfigError(
                 f"tokenizer: {tokenizer.path} has digest {tokenizer.digest}, but the run was started with tokens made by "
-                f"tokenizer {digest}; restore that tokenizer, or give the run another name (`run:`)"
+                f"tokenizer {digest}; restore the earlier tokenizer, or give the run another name (`run:`)"
             )
 
 
 def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
-    """Check the text that the run has read. Raises: ChangedFileError if it changed, or grew."""
+    """Check the text that the run has read. Raises: ChangedFileError if it has changed or grown."""
     made = {part.name for part in source.parts}
     paths = {file.name: file.path for file in source.files}
     for name in known:
@@ -150,14 +150,13 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
             _check_same_options(source, name)
             raise ChangedFileError(
                 paths[text],
-                f"its text changed after the run began to read source {source.spec.name!r}; restore it, give new "
-                "text a file of its own, or give the run another name (`run:`)",
+                f"its text changed after the run began to read source {source.spec.name!r}; restore it and put new text "
+                "into another file, or give the run another name (`run:`)",
             )
 
 
 def _check_same_options(source: TextSource, name: str) -> None:
-    """Check that token files that the run has read were made with these settings. Raises:
-    ConfigError."""
+    """Check that the run's token files were made with the present settings. Raises: ConfigError."""
     setup = source.setup
     made_with = setup.options
     with contextlib.suppress(DataError):  # nothing is known of a file that is gone or damaged
@@ -179,7 +178,7 @@ def _tokenise_pending(
     processes: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Tokenise the pending files of all sources, and fill their entries on rank 0."""
+    """Tokenise the pending files of all sources, and update their entries on rank 0."""
     tasks = launch.bcast(_plan(sources, existing) if launch.rank == 0 else [])
     count = _count_processes(launch) if processes is None else processes
     if launch.rank == 0 and sum(task.cost for task in tasks) >= _ESTIMATED_BYTES:
@@ -198,13 +197,13 @@ def _tokenise_pending(
 
 
 def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task]:
-    """Return the tasks of all pending files, with the existing token files that they may use. Only
-    records and footers are read for that, no text."""
+    """Return the tasks of all pending files, with the existing token files that they may use. This
+    reads only records and footers, but no text."""
     setup = sources[0].setup
     folder = setup.folder
     folder.remove_leftovers(setup.tokenizer.digest)
     by_size = dict[int, list[str]]()
-    """The token files for each size of a text file: a copy of the text has the same size."""
+    """The token files for each size of a text file: copies of a text have the same size."""
     by_folder = dict[str, list[str]]()
     for name in existing:
         if name.endswith(".parquet"):
@@ -248,7 +247,7 @@ def _find_done(setup: Setup, file: TextFile, names: Sequence[str]) -> list[Part]
 def _save_records(
     sources: Sequence[TextSource], tasks: Sequence[Task], results: Sequence[Entry]
 ) -> None:
-    """Join the results of each text file, and save the record of each source."""
+    """Combine the results of each text file, and save the record of each source."""
     results_of_file = dict[tuple[int, str], list[Entry]]()
     for task, entry in zip(tasks, results, strict=True):
         results_of_file.setdefault((task.source, task.file.name), []).append(entry)
@@ -272,7 +271,7 @@ def _report_estimate(
     num_processes: int,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Report what tokenising will take. Raises: CacheError if the disk is too small."""
+    """Report the estimated costs of tokenising. Raises: CacheError if the disk is too small."""
     needed_bytes = 0
     for number, source in enumerate(sources):
         own = [task for task in tasks if task.source == number and not task.done]
@@ -289,7 +288,7 @@ def _report_estimate(
 
 def _count_processes(launch: Communicator) -> int:
     """Return the number of processes of each rank: its share of the cores that the ranks of its
-    node may run on. Called by all ranks."""
+    node may use. Called by all ranks."""
     node = socket.gethostname()
     nodes = launch.allgather((node, frozenset(os.sched_getaffinity(0))))
     ranks = [cores for other, cores in nodes if other == node]
@@ -297,8 +296,8 @@ def _count_processes(launch: Communicator) -> int:
 
 
 class _Tally:
-    """Sums the bytes, documents and tokens that all ranks have done: int64 [3]. Each rank posts its
-    own to rank 0, which reports the sums."""
+    """Adds up the bytes, documents and tokens that all ranks have processed: int64 [3]. Each rank
+    posts its own numbers to rank 0, which reports the sums."""
 
     def __init__(
         self,
@@ -316,20 +315,20 @@ class _Tally:
         self._posted_at = self._start
 
     def add(self, *counts: int) -> None:
-        """Add numbers of this rank, and post them unless the last post was a moment ago."""
+        """Add numbers of this rank, and post them unless the last post was very recent."""
         self._unposted += counts
         if time.monotonic() > self._posted_at + _POST_SECONDS:
             self.post()
 
     def post(self) -> None:
-        """Post the numbers of this rank since the last post."""
+        """Post the numbers that this rank has added since its last post."""
         self._posted_at = time.monotonic()
         self._launch.post(self._unposted)
         self._unposted = np.zeros(3, np.int64)
         self.show()
 
     def show(self) -> None:
-        """On rank 0, report the sums if posts have arrived."""
+        """On rank 0, report the sums if any posts have arrived."""
         posts = self._launch.posts()
         for _, counts in posts:
             self._total += counts

@@ -1,5 +1,5 @@
-"""A tokenizer: its definition, a digest of everything in it that decides tokens, and whether
-gigatoken is known to read its kind."""
+"""A tokenizer: its definition, a digest of everything in it that determines tokens, and whether
+gigatoken is known to support its kind."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from megablend.errors import ConfigError
 _NOT_TOKENS = ("truncation", "padding", "decoder", "version")
 """The keys of a tokenizer.json that cannot change the tokens of a whole text."""
 _SPLITS = {1, 3}
-"""The numbers of regular expressions that may split text before a byte-level model; DeepSeek's
+"""The possible numbers of regular expressions that split text before a byte-level model; DeepSeek's
 tokenizers have three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer.json without truncation and padding."""
+    """The contents of a tokenizer.json, without truncation and padding."""
 
     path: str
     definition: str
-    """The contents of the file: JSON."""
+    """The contents of the file, as JSON."""
     digest: str
     is_listed: bool
     """Whether gigatoken is known to read this kind of tokenizer correctly. It also loads kinds for
     which it gives wrong tokens without an error."""
     has_normalizer: bool
-    """Whether text is normalised, to NFC, before it is split."""
+    """Whether text is normalised to NFC before it is split."""
 
 
 def load_tokenizer(setting: str) -> TokenizerFile:
@@ -45,7 +45,7 @@ def load_tokenizer(setting: str) -> TokenizerFile:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
-    """Load a tokenizer.json; a changed file has another `version`, and is loaded again."""
+    """Load a tokenizer.json. A changed file has another `version`, so it is loaded again."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         deciding = {key: value for key, value in data.items() if key not in _NOT_TOKENS}
@@ -53,7 +53,7 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
             raise TypeError("its model is not an object")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: not a tokenizer.json ({type(error).__name__}: {error}); {_explain_remedy(path)}"
+            f"{path}: is not a tokenizer.json ({type(error).__name__}: {error}); {_explain_remedy(path)}"
         ) from error
     canonical = json.dumps(deciding, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return TokenizerFile(
@@ -66,20 +66,20 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
 
 
 def _explain_remedy(path: Path) -> str:
-    """Say how to get a tokenizer.json in place of a file. A `.model` may be one under another name,
-    but is usually of SentencePiece or tiktoken."""
+    """Return how to get a tokenizer.json. A `.model` may be one under another name, but is usually
+    a SentencePiece or tiktoken model."""
     if path.suffix != ".model":
-        return "write it with `tokenizer.save`"
+        return "write one with `tokenizer.save`"
     return (
-        "a .model of SentencePiece or tiktoken has to be converted: give the tokenizer.json beside it, or write one with "
+        "a SentencePiece or tiktoken .model must be converted: use the tokenizer.json next to it, or write one with "
         "`transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`"
     )
 
 
 def is_listed(data: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json is of a kind that gigatoken is known to read as `tokenizers` does:
-    byte-level BPE split by regular expressions or by ByteLevel itself, or BPE with byte fallback
-    behind Metaspace or its equivalents."""
+    """Return whether a tokenizer.json is of a kind that gigatoken is known to read as `tokenizers`
+    does: byte-level BPE split by regular expressions or by ByteLevel itself, or BPE with byte
+    fallback after Metaspace or its equivalents."""
     model = data["model"]
     added = data.get("added_tokens") or ()
     variants = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
@@ -100,13 +100,13 @@ def is_listed(data: Mapping[str, Any]) -> bool:
 
 
 def _find_normalizer(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the normalizer; None also for an empty sequence, which DeepSeek's tokenizers have."""
+    """Return the normalizer; None also for an empty sequence, as DeepSeek's tokenizers have."""
     normalizer: Mapping[str, Any] | None = data.get("normalizer")
     return None if normalizer == {"type": "Sequence", "normalizers": []} else normalizer
 
 
 def _is_byte_level(pre: Mapping[str, Any]) -> bool:
-    """Whether a pre-tokenizer splits text by expressions and then maps its bytes to characters."""
+    """Return whether a pre-tokenizer splits text by expressions and maps bytes to characters."""
     if pre.get("type") == "ByteLevel":
         return pre.get("use_regex", True) is True
     if pre.get("type") != "Sequence":
@@ -121,16 +121,16 @@ def _is_byte_level(pre: Mapping[str, Any]) -> bool:
 
 
 def _is_split(step: Mapping[str, Any]) -> bool:
-    """Whether a step keeps each match of its expression as a word. Copies of OpenAI's tokenizers
-    remove the text between matches instead: their expressions leave no such text."""
+    """Return whether a step keeps each match of its expression as a word. Copies of OpenAI's
+    tokenizers remove the text between matches, but their expressions leave no such text."""
     is_regex = step.get("type") == "Split" and "Regex" in (step.get("pattern") or {})
     behaviour = step.get("behavior"), bool(step.get("invert"))
     return is_regex and behaviour in (("Isolated", False), ("Removed", True))
 
 
 def _is_metaspace(data: Mapping[str, Any]) -> bool:
-    """Whether blanks become ▁. The normalizer replaces them in Llama 2's kind; Gemma's also splits
-    text there; newer files have the pre-tokenizer Metaspace instead."""
+    """Return whether blanks become ▁. In tokenizers like Llama 2's, the normalizer replaces them;
+    Gemma's also split text at blanks; newer files have the pre-tokenizer Metaspace instead."""
     pre = data.get("pre_tokenizer")
     normalizer = data.get("normalizer")
     steps = (normalizer or {}).get("normalizers") or ([normalizer] if normalizer else [])
@@ -145,7 +145,7 @@ def _is_metaspace(data: Mapping[str, Any]) -> bool:
 
 
 def _is_gemma(pre: Mapping[str, Any]) -> bool:
-    """Whether this is the pre-tokenizer of Gemma's tokenizers."""
+    """Return whether this is the pre-tokenizer of Gemma's tokenizers."""
     return pre == {
         "type": "Split",
         "pattern": {"String": " "},

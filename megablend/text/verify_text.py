@@ -1,4 +1,4 @@
-"""Verifies token files: documents are read and tokenised again, and their tokens compared."""
+"""Verifies token files: tokenises documents again and compares the tokens."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from megablend.text.text_file import TextFile
 from megablend.text.token_file import read_columns
 
 _MAX_PARTS = 16
-"""The number of parts of each source that documents are chosen from. A document takes the time of
-reading its part from the beginning."""
+"""The maximum number of parts of each source from which documents are chosen. For each document,
+its part has to be read from the beginning."""
 
 
 def verify_text(
     config: Config, specs: Sequence[SourceSpec], storage: Storage, number: int
 ) -> Iterator[str]:
-    """Tokenise documents of each text source again, by `tokenizers`.
+    """Tokenise some documents of each text source again, with `tokenizers`, and compare the tokens.
 
     Args:
         specs: all sources of the config.
-        number: the most documents of each source.
+        number: the maximum number of documents of each source.
 
     Yields: a line for each problem.
     Raises: ConfigError, DataError.
@@ -41,7 +41,7 @@ def verify_text(
         source = find_text(config, spec, storage)
         pending = source.pending
         for file in pending:
-            yield f"{file.path}: changed since it was tokenised, or is new; `megablend build CONFIG` tokenises it"
+            yield f"{file.path}: is new, or has changed since it was tokenised; tokenise it with `megablend build CONFIG`"
         generator = random.Random(number)  # the same documents each time
         files = {file.name: file for file in source.files if file not in pending}
         parts = [
@@ -75,15 +75,18 @@ def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) 
             row = remaining.pop(offset)
             if ids.tolist() != tokens[row].as_py():
                 yield (
-                    f"{path}: the tokens of row {row} differ from those of the text of {file.path} at byte {offset}; "
-                    f"remove the file, and build again under another name (`run:`)"
+                    f"{path}: the tokens of row {row} differ from those of the text at byte {offset} of {file.path}; remove "
+                    "the token file, and build under another name (`run:`)"
                 )
     for offset, row in remaining.items():
-        yield f"{path}: row {row} is of byte {offset} of {file.path}, where no document begins; restore the text"
+        yield (
+            f"{path}: row {row} was made from the document at byte {offset} of {file.path}, but no document begins "
+            "there; restore the text"
+        )
 
 
 def _read_again(setup: Setup, file: TextFile, number: int) -> Iterator[Portion]:
-    """Read a part of a text file; nothing if the text has fewer parts now."""
+    """Read a part of a text file again; yield nothing if the text has fewer parts now."""
     for task in plan_tasks(file, setup.storage, setup.fields, setup.part_bytes):
         if task.part in (None, number):
             part = setup.open_part(task, number)

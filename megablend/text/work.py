@@ -1,4 +1,4 @@
-"""The work of one process: it reads parts, tokenises them, checks gigatoken, and writes token
+"""The work of one process: reading parts, tokenising them, checking gigatoken, writing token
 files."""
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from megablend.text.token_file import LAYOUT, TokenFileWriter, copy_token_file
 from megablend.text.token_names import TokenName
 
 MAX_CHECKED = 1 << 20
-"""The first characters of a document that both engines tokenise: `tokenizers` takes 117 bytes of
-memory for each byte."""
+"""The maximum number of characters of a document, from its beginning, that both engines tokenise:
+`tokenizers` takes 117 bytes of memory for each byte."""
 _NAMED_FIELDS = ("number", "name")
-"""The fields of a part that a footer leaves out, since the name of the token file holds them."""
+"""The fields of a part that its footer omits, since the name of the token file has them."""
 
 
 Report = Callable[[int, int, int], None]
-"""Called with the numbers of bytes, documents and tokens that were done since the last call."""
+"""Called with the bytes, documents and tokens that were processed since the last call."""
 
 
 class Worker:
@@ -64,7 +64,7 @@ class Worker:
         self._special: Ids = np.array(sorted(ids), np.int32)
 
     def do(self, task: Task, report: Report) -> Entry:
-        """Make the missing token files of a task's parts.
+        """Write the missing token files of a task's parts.
 
         Args:
             report: called after each portion.
@@ -91,7 +91,7 @@ class Worker:
         return Entry(size=file.size, etag=file.etag, parts=made)
 
     def _check_unchanged(self, file: TextFile) -> None:
-        """Check that the text is still the one that was listed, perhaps by another rank. Raises:
+        """Check that the text has not changed since it was listed, perhaps by another rank. Raises:
         ChangedFileError, MissingFileError."""
         if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
             raise ChangedFileError(
@@ -107,8 +107,8 @@ class Worker:
                 report(portion.num_bytes, 0, 0)
 
     def _find_twins(self, task: Task) -> dict[int, Part]:
-        """Return the parts whose token files exist under this text file's name, or under another
-        name, from which they are copied. The text is only hashed."""
+        """Return the parts whose token files exist already: either under this text file's name, or
+        under another name, from which they are copied. The text is hashed, but not tokenised."""
         setup = self._setup
         twins = {TokenName.parse(name).digest: name for name in task.twins}
         parts = dict[int, Part]()
@@ -121,8 +121,8 @@ class Worker:
         return parts
 
     def _copy(self, task: Task, twin: str, name: str) -> bool:
-        """Make the token file `name` from `twin`, which has the same lines of another text. Returns:
-        False if `twin` is damaged, or has been removed meanwhile."""
+        """Write the token file `name` as a copy of `twin`, which was made from the same lines of
+        another text. Returns: False if `twin` is damaged, or was removed in the meantime."""
         folder = self._setup.folder
         made_from = {"text": task.file.path, "etag": task.file.etag}
         with (
@@ -156,8 +156,8 @@ class Worker:
     ) -> str:
         """Write a token file, and fill the fields of `made`.
 
-        Returns: "", or the place where gigatoken differs from `tokenizers`; the file is then
-            unfinished.
+        Returns: a note on where gigatoken differs from `tokenizers`, in which case the file is
+            unfinished; "" if it does not.
         """
         setup = self._setup
         with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
@@ -194,7 +194,7 @@ class Worker:
 
     def _find_difference(self, task: Task, portion: Portion, tokens: Tokens, num: int) -> str:
         """Compare gigatoken's tokens with those of `tokenizers` for at least `num` documents; long
-        documents are cut. Returns: the place of the first difference; "" if there is none."""
+        documents are cut. Returns: a note on the first difference; "" if there is none."""
         texts = portion.texts
         seed = int.from_bytes(task.file.name.encode()[-8:], "little") + int(portion.offsets[0])
         chosen = choose_checked(texts, seed, num)
@@ -210,8 +210,8 @@ class Worker:
         if at is None:
             return ""
         return (
-            f"{task.file.path}: gigatoken {find_version('gigatoken')} and tokenizers give different tokens for the document at "
-            f"byte {portion.offsets[chosen[at]]}; its part was tokenised by tokenizers"
+            f"{task.file.path}: gigatoken {find_version('gigatoken')} and tokenizers give different tokens for the document "
+            f"at byte {portion.offsets[chosen[at]]}; this part was tokenised with tokenizers"
         )
 
     def _count_special(self, tokens: Tokens) -> int:
@@ -228,8 +228,7 @@ class Worker:
 def _make_footer(
     setup: Setup, task: Task, part: Part, lines_digest: str, engine: Engine
 ) -> dict[str, Any]:
-    """Return the footer of a token file. Nothing in it depends on the process that made the
-    file."""
+    """Return the footer of a token file. It does not depend on the process that wrote the file."""
     packages = dict.fromkeys(("tokenizers", engine.name))
     return {
         "layout": LAYOUT,
@@ -245,7 +244,7 @@ def _make_footer(
 
 
 def explain_bad(setup: Setup, task: Task, bad: BadDocument) -> DataError:
-    """Return the error for a document that cannot be read: file, line, byte, reason, remedy."""
+    """Return the error for a document that cannot be read, with file, place, reason and remedy."""
     file = task.file
     if is_table(file.path):
         return DataError(file.path, f"row {bad.place.offset:,}: {bad.reason}; {REMEDY}")

@@ -28,7 +28,8 @@ def test_the_mirror_of_the_environment(
     done = run("node", "status", config)
     assert done.returncode == 2
     assert (
-        f"{tmp_path / 'm'}: no node process is running (none listens)\nstart a job" in done.stderr
+        f"{tmp_path / 'm'}: no node process is running (nothing listens on its socket)\nstart a job"
+        in done.stderr
     )
     monkeypatch.setenv("MEGABLEND_MIRROR", "s3://m")
     done = run("node", "status", config)

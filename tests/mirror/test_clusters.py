@@ -154,7 +154,7 @@ def test_commands_tell_of_the_nodes(tmp_path: Path) -> None:
         done = run("node", "check", path)
         assert done.returncode == 3
         other = settings[1]["advertise"]
-        assert f"does not reach {other}: " in done.stdout
+        assert f"cannot reach {other}: " in done.stdout
         assert f", one of 2 nodes; away: {other}\n" in run("node", "status", path).stdout
 
 

@@ -182,7 +182,7 @@ def test_a_node_of_another_protocol_is_refused(
             name = one.storage["mirror"]["advertise"]
             expected = f"{name} speaks protocol {PROTOCOL}, but this node speaks {protocol} "
             assert expected in said
-            assert "or stop all nodes before the first one of another protocol is started" in said
+            assert "or stop all nodes before you start one with another protocol" in said
             assert get_status(one.storage["mirror"])["cluster"]["nodes"] == 1
         finally:
             one.kill()

@@ -368,8 +368,9 @@ def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     built = build(config, processes=2)
     assert read_tokens(tmp_path / "cache/tokens") == expected_tokens(config, [*texts, "last"])
     (note,) = built.index.notes
-    first = f"{path} at byte {begin} has null in 'text', no text"
-    assert f"documents left out: 100,000 no text (the first: {first}), 7 not JSON (the f" in note
+    first = f"{path} at byte {begin} has null in 'text', not a string"
+    kinds = f"100,000 of kind 'no text' (the first: {first}), 7 of kind 'not JSON' (the first"
+    assert f"skipped bad documents: {kinds}" in note
     bad = describe(config).to_dict()["bad_documents"]
     counts = [(each["source"], each["kind"], each["count"]) for each in bad]
     assert counts == [("web", "no text", 100_000), ("web", "not JSON", 7)]
@@ -382,11 +383,11 @@ def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     assert f"source 'web': 100,000 documents were left out (no text): {first}; " in said
     with pytest.raises(
         DataError,
-        match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0.1 % of them",
+        match=r"'web' has 100,007 bad documents out of 100,308 .*expected at most 0.1 % of them",
     ):
         build(config | {"max_bad": 0.001})
     with pytest.raises(
-        DataError, match=r"'web' has 100,007 bad documents of 100,308 .*expected at most 0 % of"
+        DataError, match=r"'web' has 100,007 bad documents out of 100,308 .*expected at most 0 % of"
     ):
         build(config | {"on_bad_document": "error"})
 
@@ -403,7 +404,7 @@ def test_the_share_of_bad_documents_is_exact(
     if is_allowed:
         assert build(config, processes=1).index.notes
     else:
-        with pytest.raises(DataError, match=f"has {num_bad} bad documents of 100"):
+        with pytest.raises(DataError, match=f"has {num_bad} bad documents out of 100"):
             build(config, processes=1)
 
 

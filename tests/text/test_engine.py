@@ -38,7 +38,7 @@ def test_a_model_file_that_is_json_is_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").rename(renamed)
     assert load_tokenizer(str(renamed)).digest == expected.digest
     renamed.write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
-    says = "not a tokenizer.json .*a .model of SentencePiece or tiktoken has to be converted: give the tokenizer.json beside it"
+    says = "not a tokenizer.json .*a SentencePiece or tiktoken .model must be converted: use the tokenizer.json next to it"
     with pytest.raises(ConfigError, match=says):
         load_tokenizer(str(renamed))
 
@@ -333,14 +333,14 @@ def test_special_tokens_around_a_document(tmp_path: Path) -> None:
 def test_what_is_no_tokenizer(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(
-        ConfigError, match=r"tokenizer.json: not a tokenizer.json .*; write it with"
+        ConfigError, match=r"tokenizer.json: is not a tokenizer.json .*; write one with"
     ):
         load_tokenizer(str(tmp_path))
 
 
 def test_what_tokenizers_refuses(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, "gpt2", _set("pre_tokenizer", "type", value="Other"))
-    with pytest.raises(ConfigError, match=r"tokenizer.json: tokenizers [0-9.]+ cannot read it"):
+    with pytest.raises(ConfigError, match=r"tokenizer.json: cannot be read by tokenizers [0-9.]+ "):
         Engine(tokenizer)
 
 

@@ -39,7 +39,7 @@ def test_a_dry_run_tells_what_a_build_makes_and_changes_nothing(
     before = sorted(tmp_path.rglob("*"))
     (told,) = dry_run(config)
     assert told.tokenising is not None
-    assert told.tokenising.startswith("3 files of text, about ")
+    assert told.tokenising.startswith("3 text files, about ")
     assert sorted(tmp_path.rglob("*")) == before
     expected = estimate_all(config)
     assert expected.files == 3
@@ -97,7 +97,9 @@ def test_a_disk_that_is_too_small_is_an_error_before_anything_is_written(
     config = make_config(tmp_path)
     monkeypatch.setattr(TokenFolder, "count_free_bytes", lambda _: 1000)
     monkeypatch.setattr(tokenise, "_ESTIMATED_BYTES", 0)
-    with pytest.raises(CacheError, match=r"has 0.0 GB free, .* set `token_files` to a folder"):
+    with pytest.raises(
+        CacheError, match=r"has 0.0 GB of free space, .* set `token_files` to a folder"
+    ):
         build(config)
     assert not list((tmp_path / "cache").rglob("*.parquet"))
 

@@ -89,7 +89,7 @@ def test_a_build_whose_tokens_are_removed_meanwhile_fails(
         return hold(store, **options)
 
     monkeypatch.setattr(LocalCacheStore, "hold", hold_after_removal)
-    says = rf"^{re.escape(str(path))}: another command \(.*\) removed these tokens before .* build again$"
+    says = rf"^{re.escape(str(path))}: another command \(.*\) removed this token file before .* build again$"
     with pytest.raises(CacheError, match=says):
         build(config | {"run": "other"})
     build(config | {"run": "other"})

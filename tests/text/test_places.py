@@ -104,9 +104,9 @@ def test_show_and_find_agree_with_the_text(tmp_path: Path, kind: str, eos: bool)
         assert shown.get(line, set()) == expected
         assert find(config, f"a.{kind}", byte=offset).found == by_line.found
     unit = "row" if kind in ("parquet", "arrow") else "line"
-    with pytest.raises(ConfigError, match=f"has no document at {unit} 100000"):
+    with pytest.raises(ConfigError, match=f"there is no document at {unit} 100000"):
         find(config, text_file, line=100_000)
-    with pytest.raises(ConfigError, match="0 files of text have this name"):
+    with pytest.raises(ConfigError, match="0 text files in the index match this name"):
         find(config, "b.jsonl", line=1)
 
 
@@ -153,7 +153,7 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert "has no document at key 'none'" in missing.stderr
     assert "give only one of" in run("find", path, "a.jsonl", "--key", "x", "--line", 3).stderr
     blank = run("find", path, "a.jsonl", "--line", 6)
-    assert "has no document at line 6: that place is blank" in blank.stderr
+    assert "there is no document at line 6: the line is blank" in blank.stderr
 
 
 def test_a_key_that_several_documents_have(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_key_that_several_documents_have(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     build(config)
     last = len("".join(rows[:-1]))
-    expected = rf"found 2 documents with the key '0' \(the first at byte 0, {last}\)"
+    expected = rf"2 documents have the key '0' \(the first at byte 0, {last}\)"
     with pytest.raises(ConfigError, match=expected):
         find(config, "a.jsonl", key="0")
     assert find(config, "a.jsonl", byte=last).found == find(config, "a.jsonl", line=300).found

@@ -49,7 +49,7 @@ def test_sources_with_files_of_the_same_names(tmp_path: Path) -> None:
             by_key = find(config, path, key=f"{name}-{line - 1}").found
             assert find(config, path, line=line).found == by_key
             assert find(config, f"{name}/0.jsonl", line=line).found == by_key
-    with pytest.raises(ConfigError, match="2 files of text have this name"):
+    with pytest.raises(ConfigError, match="2 text files in the index match this name"):
         find(config, "0.jsonl", line=5)
     for k in range(0, 200, 10):
         for piece in show(config, k).pieces:

@@ -35,7 +35,7 @@ def test_wrong_tokens_are_found(
     build(config, processes=1)
     monkeypatch.setattr(Engine, "encode", encode)
     (problem,) = verify(config, text=1000).problems
-    assert "differ from those of the text of" in problem
+    assert "differ from those of the text at byte" in problem
     assert f"{tmp_path}/data/0000.jsonl{suffix} at byte " in problem
 
 

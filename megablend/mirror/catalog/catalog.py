@@ -28,11 +28,11 @@ from megablend.system.log import LOG
 
 LATEST = "latest"
 EVERY = 3600.0
-"""Seconds after which a source is listed again, unless a revision says otherwise."""
+"""Seconds after which a source is listed again, unless a revision sets another number."""
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
 _MAX_MANIFEST_BYTES = 256 << 20
-"""The most bytes of the manifests that are kept in memory, unless a single one is larger."""
+"""The maximum size of the manifests that are kept in memory, unless a single one is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Revision:
         return f"{self.dataset}@{self.digest}"
 
     def may_have(self, location: str) -> bool:
-        """Whether the sources may have a file at a location."""
+        """Return whether the sources may have a file at a location."""
         roots = (find_root([source]) for source in self.sources)
         return not self.is_plain or any(has_prefix(location, root) for root in roots)
 
@@ -72,7 +72,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A request that nodes hold a revision of a dataset, or its latest one."""
+    """A request that nodes hold one revision of a dataset, or always its latest one."""
 
     dataset: str
     revision: str
@@ -82,16 +82,16 @@ class Want:
     is_pinned: bool = False
     """Whether the revision is never evicted."""
     until: float | None = None
-    """The end of the want, in seconds of the machine's clock; None if it does not end by itself."""
+    """The time at which the want expires, in seconds of the machine's clock; None if never."""
     since: float
     """The time at which the want was first requested, in seconds of the machine's clock."""
     nodes: tuple[str, ...] = ()
     """In a cluster with etcd, the nodes that must hold the revision; empty for all nodes."""
     copies: int = 0
-    """The number of these nodes that must hold each page, unless `is_whole`; 0 for `mirror.copies`
-    nodes."""
+    """The number of these nodes that must hold each page; 0 for `mirror.copies` or if
+    `is_whole`."""
     by: str = ""
-    """In a cluster with etcd, the node that the want was requested on."""
+    """In a cluster with etcd, the node on which the want was requested."""
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class Want:
 
     @property
     def is_past(self) -> bool:
-        """Whether the want has ended."""
+        """Whether the want has expired."""
         return self.until is not None and self.until <= time.time()
 
 
@@ -114,7 +114,7 @@ Entry = TypeVar("Entry", Revision, Want)
 
 
 class Listed(NamedTuple):
-    """The last time that this node listed a dataset's source."""
+    """The last time at which this node listed a dataset's source, and the result."""
 
     at: float
     """The time, in seconds of the machine's clock."""
@@ -142,8 +142,8 @@ def unpack_entry(kind: type[Entry], data: bytes) -> Entry:
 
 
 class Catalog:
-    """The catalog of a mirror. One thread changes it; other threads may read `revisions` and `wants`,
-    which are never changed but replaced. Methods raise DataError if the disk fails.
+    """The catalog of a mirror. One thread changes it; other threads may read `revisions` and
+    `wants`, which are replaced, never changed in place. Methods raise DataError if the disk fails.
 
     Args:
         folder: the mirror's folder.
@@ -170,14 +170,14 @@ class Catalog:
         self._recent_lock = threading.Lock()
 
     def date(self, revision: Revision) -> Revision:
-        """Return the revision with a time that makes it the dataset's latest one, even if the clock
-        was set back."""
+        """Return the revision, dated later than the dataset's others even if the clock was set
+        back."""
         others = [each.added for each in self.list_revisions(revision.dataset)]
         return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
 
     def date_want(self, want: Want) -> Want:
-        """Return the want with the time of the earlier want of the same revision; a new want is dated
-        after all others, even if the clocks of nodes differ."""
+        """Return the want with the date of the earlier want of the same revision; a new want is
+        dated after all others, even if the clocks of nodes differ."""
         earlier = self.wants.get(want.name)
         if earlier is not None:
             return replace(want, since=earlier.since)
@@ -185,7 +185,7 @@ class Catalog:
         return replace(want, since=max([want.since, *(each + 1e-3 for each in others)]))
 
     def put_manifest(self, digest: str, manifest: bytes) -> None:
-        """Store a manifest that `Manifest.pack` packed."""
+        """Store a manifest that was packed by `Manifest.pack`."""
         path = self._path(digest)
         new = Path(f"{path}.new")
         try:
@@ -198,7 +198,7 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def put_revision(self, revision: Revision) -> None:
-        """Store a revision. Its manifest is stored before or later."""
+        """Store a revision. Its manifest may be stored before or after it."""
         self._database.put("revision", {revision.name: pack_entry(revision)})
         self.revisions = {**self.revisions, revision.name: revision}
 
@@ -208,12 +208,12 @@ class Catalog:
         self.wants = {**self.wants, want.name: want}
 
     def remove_want(self, want: Want) -> None:
-        """Forget a want."""
+        """Delete a want."""
         self._database.delete("want", [want.name])
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
-        """Store how a dataset's source was listed, and delete the entries of removed datasets."""
+        """Store the result of listing a dataset's source, and delete those of removed datasets."""
         datasets = {each.dataset for each in self.revisions.values()}
         removed = self.listed.keys() - datasets
         # Before the database is changed, so that memory has it even if the disk fails
@@ -223,7 +223,7 @@ class Catalog:
         self._database.put("listed", {dataset: json.dumps(listed).encode()})
 
     def remove_revision(self, revision: Revision) -> None:
-        """Forget a revision, and its manifest if no other dataset has the same files."""
+        """Delete a revision, and its manifest if no other dataset has the same files."""
         self._database.delete("revision", [revision.name])
         self.revisions = {
             name: each for name, each in self.revisions.items() if name != revision.name
@@ -251,13 +251,13 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def get_seen(self) -> tuple[str, int]:
-        """Return the name of the catalog in etcd of which this is a copy, and how often that catalog
-        had been changed when it was last copied."""
+        """Return the name of the catalog in etcd that this one copies, and the number of changes
+        that the catalog in etcd had had when it was last copied."""
         name, number = parse_json(self._database.get("shared", "seen") or b'["", 0]')
         return str(name), int(number)
 
     def set_seen(self, name: str, number: int) -> None:
-        """Store what `get_seen` returns."""
+        """Store the values that `get_seen` returns."""
         self._database.put("shared", {"seen": json.dumps([name, number]).encode()})
 
     def list_revisions(self, dataset: str) -> list[Revision]:
@@ -273,13 +273,13 @@ class Catalog:
         datasets = {each.dataset for each in self.revisions.values()}
         near = did_you_mean(dataset, datasets, before=": ")
         raise ConfigError(
-            f"{dataset!r}: no such dataset here{near}\n"
-            "`megablend datasets list` lists those that exist; `megablend datasets add NAME SOURCE...` adds one"
+            f"{dataset!r}: no such dataset{near}\n"
+            "list the datasets with `megablend datasets list`, or add one with `megablend datasets add NAME SOURCE...`"
         )
 
     def find(self, target: str) -> tuple[str, Revision | None]:
-        """Return the dataset and the revision that NAME, NAME@latest or NAME@REVISION means, with
-        None for the latest revision. Raises: ConfigError if there is no such revision, or several."""
+        """Return the dataset and the revision (None for the latest) that NAME, NAME@latest or
+        NAME@REVISION means. Raises: ConfigError if there is no such revision, or several."""
         dataset, _, digits = target.partition("@")
         known = self.find_dataset(dataset)
         if digits in ("", LATEST):
@@ -289,14 +289,16 @@ class Catalog:
             return dataset, found[0]
         names = [each.digest[:_SHOWN_DIGITS] for each in known]
         near = did_you_mean(digits, [LATEST, *names], before=": ")
-        problem = "several revisions" if len(found) > 1 else "no such revision here"
+        problem = (
+            "several revisions begin with these digits" if len(found) > 1 else "no such revision"
+        )
         raise ConfigError(
             f"{target!r}: {problem}{near}\n"
             f"give at least {_LEAST_DIGITS} digits of one of these: {', '.join(names[-5:])}"
         )
 
     def read_files(self, digest: str) -> Manifest:
-        """Return the files of a revision. May be called in any thread. Raises: DataError if its
+        """Return the files of a revision. May be called in any thread. Raises: DataError if the
         manifest is damaged or missing."""
         with self._recent_lock:
             manifest = self._recent.pop(digest, None)
@@ -318,10 +320,10 @@ class Catalog:
             return NO_FILES
 
     def find_state(self, location: str) -> SourceState | None:
-        """Return the state of a file in the latest revision of a dataset that has it, checked when
-        that revision was listed here or came from another node. If only an earlier revision that is
-        wanted has the file, that time is 0: the source may have another one by now. May be called
-        in any thread."""
+        """Return the state of a file in the latest revision of a dataset that has it, as checked
+        when that revision was listed here or came from another node. If only an earlier, wanted
+        revision has the file, that time is 0, since the source may have another version by now. May
+        be called in any thread."""
         if not find_scheme(location):
             return None  # etags of opened files of a file system are longer than those of a listing
         latest: dict[str, Revision] = {}
@@ -346,8 +348,8 @@ class Catalog:
         return None
 
     def _find_file(self, revision: Revision, location: str) -> DataFile | None:
-        """Return a file of a revision; None if the revision does not have it, or its manifest is damaged
-        or missing, which is reported where the manifest is needed."""
+        """Return a file of a revision; None if the revision does not have it. None also if its
+        manifest is damaged or missing, which is reported where the manifest is needed."""
         try:
             return self.read_files(revision.digest).find_location(location)
         except (DataError, OSError):
@@ -368,11 +370,11 @@ class Catalog:
         path = str(self._path(digest))
         # In a cluster with etcd other nodes have it
         remedy = (
-            "wait for it" if self.own else "add the dataset again, with `megablend datasets add`"
+            "wait for it" if self.own else "add the dataset again with `megablend datasets add`"
         )
         data = self.read_manifest(digest)
         if not data:
-            problem = "has not come from another node yet" if self.own else "is gone"
+            problem = "has not been received from another node yet" if self.own else "is missing"
             raise MissingFileError(path, f"{problem}; {remedy}")
         try:
             return Manifest.unpack(digest, data)

@@ -1,4 +1,4 @@
-"""Carries out the verbs of `megablend datasets` in the node process."""
+"""Carries out the subcommands of `megablend datasets` in the node process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _PLAN_SECONDS = 10.0
-"""The longest wait for a plan of what to hold, which is made when the nodes have met."""
+"""The maximum time to wait for a plan of what to hold; plans are made once the nodes have met."""
 
 
 class Datasets:
-    """The datasets of a mirror. Each verb is a method that returns a JSON object for the user, and
-    raises ConfigError for a request that cannot be met.
+    """The datasets of a mirror. Each verb, that is each subcommand, is a method that returns a JSON
+    object for the user, and raises ConfigError if the request cannot be met.
 
     Args:
         engine: fetches pages.
@@ -97,8 +97,8 @@ class Datasets:
         needs: Needs,
         nodes: Cluster | None = None,
     ) -> Datasets:
-        """Open the datasets of a mirror, which keeps wanted revisions from now on. Raises: DataError
-        if the catalog cannot be read.
+        """Open the datasets of a mirror, which from then on keeps wanted revisions. Raises:
+        DataError if the catalog cannot be read.
 
         Args:
             nodes: the nodes among which wanted revisions are divided; None without other nodes.
@@ -116,12 +116,12 @@ class Datasets:
         await asyncio.gather(*(each.run() for each in parts if each is not None))
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a command: a verb and its arguments. Raises: the same errors as the verb."""
+        """Carry out a command: a verb with its arguments. Raises: the same errors as the verb."""
         verb = self._verbs.get(request.pop("verb", ""))
         if verb is None or not _accepts(verb, request):
             raise ConfigError(
                 "the node process does not know this command: it runs another version of megablend\n"
-                "stop it (`megablend node stop`), and try again"
+                "stop it with `megablend node stop`, and try again"
             )
         if self.shared is not None:
             # A command takes into account what earlier ones have changed on other nodes
@@ -137,7 +137,7 @@ class Datasets:
         said: Sequence[str] = (),
         every: float | None = None,
     ) -> dict[str, Any]:
-        """List sources as the latest revision of a dataset: see `Listings.add`."""
+        """List sources as a dataset's latest revision: see `Listings.add`."""
         known = self.catalog.revisions
         revision = await self.listings.add(dataset, sources, said, every)
         return asdict(revision) | {"is_new": revision.name not in known}
@@ -153,8 +153,8 @@ class Datasets:
         await self._change([revision], is_due=is_due)
 
     async def _is_held(self, revision: Revision) -> bool:
-        """Whether a dataset's latest revision is held where it is wanted, as far as that is possible
-        without a person. False if that is unknown, because etcd or too many nodes are unreachable."""
+        """Return whether a dataset's latest revision is held where it is wanted, as far as possible
+        without user action; False if unknown, because etcd or too many nodes are unreachable."""
         with contextlib.suppress(asyncio.TimeoutError, ResourceError):
             await asyncio.wait_for(self.holding.wait_for(lambda: True), _PLAN_SECONDS)
             for state in self.holding.states:
@@ -171,7 +171,7 @@ class Datasets:
         deletes: Sequence[Want] = (),
         is_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Change the catalog, of all nodes that share it, unless `is_due` returns False."""
+        """Change the catalog of all nodes that share it, unless `is_due` returns False."""
         if self.shared is not None:
             await self.shared.change(puts, deletes, is_due)
         elif is_due():
@@ -198,7 +198,7 @@ class Datasets:
         latest = self.catalog.find_dataset(dataset)[-1]
         if pin and revision is None:
             raise ConfigError(
-                f"{target!r}: a pinned dataset needs a revision, since it is never updated\n"
+                f"{target!r}: only a revision can be pinned, since what is pinned is never updated\n"
                 f"pin the latest one: {latest}"
             )
         name = LATEST if revision is None else revision.digest
@@ -222,13 +222,13 @@ class Datasets:
         return {"want": want.target}
 
     async def unwant(self, target: str) -> dict[str, Any]:
-        """Withdraw a want."""
+        """Remove a want."""
         want = self._find_want(target)
         await self._change(deletes=[want])
         return {"want": want.target}
 
     async def pin(self, target: str) -> dict[str, Any]:
-        """Pin a revision, wanted or not."""
+        """Pin a revision, whether it is wanted already or not."""
         _, revision = self.catalog.find(target)
         if revision is None or revision.name not in self.catalog.wants:
             return await self.want(target, pin=True)
@@ -237,7 +237,7 @@ class Datasets:
         return await self._put_want(want)
 
     async def unpin(self, target: str) -> dict[str, Any]:
-        """Want a revision without pinning it."""
+        """Unpin a revision, which remains wanted."""
         return await self._put_want(replace(self._find_want(target), is_pinned=False))
 
     def _find_want(self, target: str) -> Want:
@@ -248,9 +248,10 @@ class Datasets:
         if name in wants:
             return wants[name]
         others = [each.target for each in wants.values() if each.dataset == dataset]
-        raise ConfigError(
-            f"{target!r} is not wanted on this node\nwanted revisions of {dataset!r}: {', '.join(others) or 'none'}"
-        )
+        remedy = f"request it with `megablend datasets want {target}`"
+        if others:
+            remedy = f"name one of the wanted revisions of {dataset!r}: {', '.join(others)}"
+        raise ConfigError(f"{target!r} is not wanted on this node\n{remedy}")
 
     async def list_all(self) -> dict[str, Any]:
         """List the revisions and wants in the catalog."""
@@ -263,7 +264,7 @@ class Datasets:
         }
 
     async def _find_listed(self) -> dict[str, Any]:
-        """Return how this node and the others last listed sources: see `Listings.describe`."""
+        """Return the results of the last listings by all nodes: see `Listings.describe`."""
         reported: dict[str, Any] = {}
         if self.shared is not None:
             with contextlib.suppress(ResourceError):
@@ -271,7 +272,7 @@ class Datasets:
         return reported | self.listings.describe()
 
     async def get_status(self) -> dict[str, Any]:
-        """Return how much of wanted revisions is held: here, and on all nodes of the catalog."""
+        """Return how much of each wanted revision is held, on this node and on all nodes."""
         status: dict[str, Any] = {
             "capacity": await self._engine.call(self._engine.store.find_capacity),
             "trouble": self.holding.trouble,
@@ -289,9 +290,9 @@ class Datasets:
         return status
 
     async def wait(self, target: str) -> dict[str, Any]:
-        """Wait until a want is held by all nodes that must hold it. Raises: ResourceError if there is
-        no room, or nothing comes because of what only a person can change; DataError if files are
-        gone; ConfigError if the nodes cannot work together."""
+        """Wait until a want is held by all nodes that must hold it. Raises: ResourceError if there
+        is no room, or user action is needed before anything can be fetched; DataError if files no
+        longer exist; ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
         if self._nodes is not None:
             # While too few nodes are connected, the waits below continue
@@ -320,14 +321,16 @@ class Datasets:
         await self.holding.wait_for(is_decided)
         state = self._find_state(want)
         if state is None:
-            raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
+            raise ConfigError(
+                f"{want.target} is no longer wanted\nrequest it again with `megablend datasets want`"
+            )
         if state.error is not None:
             raise state.error
         if state.short:
             raise ResourceError(
                 f"{want.target} does not fit: it needs {state.short:,} bytes more than are left after pinned datasets, "
                 "earlier wants and the data of jobs\n"
-                "unwant something, raise `mirror.size`, or spread it over more nodes"
+                "remove other wants with `megablend datasets unwant`, raise `mirror.size`, or spread it over more nodes"
             )
         if patience.obstacle:
             raise patience.make_error(want)
@@ -339,7 +342,7 @@ class Datasets:
         return _find_latest(states) if states else None
 
     async def make_folder(self, target: str) -> dict[str, Any]:
-        """Make the folder of a revision; of the latest complete one if none is given. Raises:
+        """Make the folder of a revision; if none is given, of the latest complete one. Raises:
         ResourceError if some of its bytes are missing."""
         dataset, revision = self.catalog.find(target)
         states = [
@@ -372,9 +375,9 @@ class Datasets:
         return {"dataset": dataset, "revision": chosen.digest, "path": str(path)}
 
     async def find_files(self, target: str) -> tuple[Revision, Manifest]:
-        """Return the revision of a target, and its files sorted by path; for the latest revision, the
-        last one whose wanted part this node holds. Raises: ConfigError if there is no such revision;
-        DataError if its manifest is damaged."""
+        """Return the revision of a target, and its files sorted by path; if `target` names none,
+        this is the last revision whose wanted part this node holds. Raises: ConfigError if there is
+        no such revision; DataError if its manifest is damaged."""
         dataset, revision = self.catalog.find(target)
         if revision is None:
             wanted = [each for each in self.holding.states if each.goal.want.revision == LATEST]
@@ -411,8 +414,8 @@ class Datasets:
         return {"bytes": num_bytes, "wrong": sorted(wrong)}
 
     async def collect(self) -> dict[str, Any]:
-        """Forget unwanted revisions, except each dataset's latest one, and delete the files that no
-        other revision has."""
+        """Delete unwanted revisions, except each dataset's latest one, and the files that no other
+        revision has."""
         await self.holding.wait_for(lambda: True)
         revisions = self.catalog.revisions
         kept = {state.goal.revision.name for state in self.holding.states} | {*self.catalog.wants}
@@ -425,7 +428,7 @@ class Datasets:
         return await self._engine.call(self._forget, old)
 
     async def remove(self, dataset: str) -> dict[str, Any]:
-        """Forget a dataset, and delete the files that no other dataset has."""
+        """Delete a dataset, and the files that no other dataset has."""
         revisions = self.catalog.find_dataset(dataset)
         wants = [each for each in self.catalog.wants.values() if each.dataset == dataset]
         for want in wants:
@@ -441,8 +444,8 @@ class Datasets:
         return deleted
 
     def _forget(self, revisions: Sequence[Revision]) -> dict[str, Any]:
-        """Forget revisions, and delete the files that no other revision has. Called in the store's
-        thread. Returns: the revisions, and the number of files and bytes that were deleted."""
+        """Delete revisions, and the files that no other revision has. Called in the store's thread.
+        Returns: the revisions, and the number of files and bytes that were deleted."""
         others = [each for each in self.catalog.revisions.values() if each not in revisions]
         read = self.catalog.read_known_files
         kept = Kept((make_share(read(each.digest)), WANTED) for each in others)
@@ -461,7 +464,7 @@ class Datasets:
         return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 
     def remove_all(self) -> None:
-        """Delete all folders and the catalog, not the mirror's pages. Called in the store's thread."""
+        """Delete all folders and the catalog, but no pages. Called in the store's thread."""
         self.holding.folders.remove_all()
         self.catalog.remove()
 
@@ -472,7 +475,7 @@ def _find_latest(states: Sequence[State]) -> State:
 
 
 def _accepts(verb: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether a verb can be called with these arguments."""
+    """Return whether a verb can be called with these arguments."""
     try:
         inspect.signature(verb).bind(**arguments)
     except TypeError:

@@ -2,10 +2,10 @@
 
     folders/<dataset>/<revision>/<path>
 
-Files of 64 KiB and more are hard links to the mirror's copies. The mirror makes no holes in such
-copies, also when the folder is gone: it gives them up as a whole, so that programs that have mapped
-them keep their bytes.
-Smaller files are written anew, since the mirror's copies of them end with a footer of its own.
+Files of 64 KiB and more are hard links to the mirror's copies. The mirror never makes holes in such
+copies, even after the folder is removed: it deletes them as a whole, so that programs that have
+mapped them keep their bytes. Smaller files are written again, since the mirror's copies of them end
+with its own footer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from megablend.mirror.disk.stored_file import SMALL_BYTES, keep_whole
 
 
 class Folders:
-    """The folders of revisions in a mirror. Used by the store's thread. Methods raise DataError if
-    the disk fails."""
+    """The folders of revisions in a mirror. Used in the store's thread. Raises: DataError."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
@@ -64,7 +63,7 @@ class Folders:
                 self._store.folder.open_to_group(place)
 
     def _is_made(self, path: Path, key: FileKey) -> bool:
-        """Whether a file is in its folder. A small one may have been cut off by a power failure."""
+        """Return whether a file is in its folder. A power failure may have cut off a small one."""
         if not path.exists():
             return False
         if key.size < SMALL_BYTES:
@@ -72,7 +71,7 @@ class Folders:
         return path.samefile(self._store.folder.data_path(key.digest))
 
     def _make_file(self, path: Path, key: FileKey) -> bool:
-        """Link or write a file. Returns: False if it is no longer held."""
+        """Link or write a file. Returns: False if the file is no longer held."""
         if key.size < SMALL_BYTES:
             data = self._store.read(key, pages_of_file(key.size))
             if data is None:
@@ -90,7 +89,7 @@ class Folders:
 
     def remove(self, revision: Revision, files: Sequence[DataFile]) -> None:
         """Remove a revision's files, which the mirror keeps, and its folder unless others have put
-        files into it. Without `files`, since the manifest is damaged, all files are removed."""
+        files into it. If `files` is empty, since the manifest is damaged, all files are removed."""
         folder = self.find(revision)
         try:
             for parent, _, names in os.walk(folder):
@@ -116,5 +115,5 @@ class Folders:
 
 
 def _not_held(path: Path) -> ResourceError:
-    """Return the error for a file of which a page is no longer held."""
-    return ResourceError(f"{path}: is no longer held\nrequest the folder again")
+    """Return the error for a file that is no longer completely held."""
+    return ResourceError(f"{path}: the mirror no longer holds this file\nrequest the folder again")

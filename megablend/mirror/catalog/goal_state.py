@@ -1,7 +1,7 @@
 """The state of a goal: how much of it is held, and why the rest is not.
 
-Goals are fetched in rounds. What a round finds out about a goal replaces what earlier rounds found,
-so that no trouble outlasts its cause.
+Goals are fetched in rounds. The problems that a round finds replace those of earlier rounds, so
+that no problem is reported for longer than it exists.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from megablend.mirror.node.engine import AwayError
 from megablend.system.log import LOG
 
 STUCK_SECONDS = 60.0
-"""The time without progress after which nobody waits any longer for what only a person can change."""
+"""The time without progress after which a wait ends if user action is needed."""
 _OF_PERSONS = (ConfigError, RefusedFileError, UnsupportedFileError)
-"""Errors that last until a person changes something."""
+"""Errors that last until the user changes something."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,17 +45,16 @@ class State:
     short: int = 0
     """The number of bytes of room that the share lacks; 0 if it fits."""
     trouble: str = ""
-    """Why bytes are missing; empty if no reason is known."""
+    """Why bytes are missing; "" if no reason is known."""
     is_stuck: bool = False
-    """Whether only a person can change that."""
+    """Whether the trouble requires user action."""
     is_noted: bool = False
-    """Whether the present round has found the trouble; otherwise an earlier one did."""
+    """Whether the trouble was found in the present round, not in an earlier one."""
     gone: dict[str, type[DataError]] = field(default_factory=dict)
-    """The kind of error for each file that was deleted or replaced since it was listed, by
+    """The type of error for each file that was deleted or replaced since its listing, by
     location."""
     error: Exception | None = None
-    """An error that waiting does not mend: a file was deleted or replaced, or the manifest is
-    damaged."""
+    """A permanent error: a file was deleted or replaced, or the manifest is damaged."""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -63,14 +62,14 @@ class State:
         return self.goal.want.name, self.goal.revision.digest
 
     def keep_trouble(self, earlier: State) -> None:
-        """Take the trouble that fetching the same goal had before, until the next round ends."""
+        """Copy the trouble of an earlier state of the same goal, until the next round ends."""
         if earlier.share:
             self.trouble = earlier.trouble
             self.is_stuck = earlier.is_stuck
 
     def note(self, error: Exception) -> None:
-        """Record that a file could not be fetched in the present round. Files that are gone outweigh
-        what else a person has to change, and this outweighs what may pass."""
+        """Record that a file could not be fetched in the present round. Deleted and replaced files
+        come before other problems that require user action, and these before temporary problems."""
         is_stuck = isinstance(error, _OF_PERSONS)
         if isinstance(error, MissingFileError | ChangedFileError):
             self.gone[error.path] = type(error)
@@ -78,11 +77,11 @@ class State:
         elif self.error is not None or (self.is_noted and self.is_stuck and not is_stuck):
             return
         if not isinstance(error, MegablendError | AwayError):
-            LOG.warning("mirror: this is a bug in megablend", exc_info=error)
+            LOG.warning("mirror: this is a bug in megablend; please report it", exc_info=error)
         self.put_trouble(str(error), is_stuck=is_stuck)
 
     def put_trouble(self, trouble: str, *, is_stuck: bool) -> None:
-        """Record a trouble of the present round, and log it unless it is the same as before."""
+        """Record a problem of the present round, and log it unless it is the same as before."""
         if self.trouble != trouble:
             LOG.warning("mirror: %s: %s", self.goal.want.target, trouble)
         self.trouble = trouble
@@ -90,7 +89,7 @@ class State:
         self.is_noted = True
 
     def end_round(self) -> None:
-        """Forget a trouble that the round that ends now has not found again."""
+        """Forget the trouble if it was not found again in the round that ends now."""
         # Without a manifest nothing is fetched: the next plan finds out whether it has come
         if not self.is_noted and self.error is None and self.share:
             self.trouble = ""
@@ -98,20 +97,20 @@ class State:
         self.is_noted = False
 
     def _explain(self) -> DataError:
-        """Return the error for a goal some of whose files were deleted or replaced after listing."""
+        """Return the error for a goal whose files were deleted or replaced since their listing."""
         path, kind = min(self.gone.items())
         happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
         others = len(self.gone) - 1
-        more = f"; {others:,} more changed" if others else ""
+        more = f"; {others:,} more files were deleted or replaced" if others else ""
         dataset = self.goal.revision.dataset
         return kind(
             path,
             f"{happened} at the source after it was listed{more}\n"
-            f"`megablend datasets add {dataset} SOURCE...` makes a revision of the files that exist now",
+            f"make a revision of the files that exist now: `megablend datasets add {dataset} SOURCE...`",
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state for people and programs."""
+        """Return the state as JSON, for users and programs."""
         want = self.goal.want
         return {
             "want": want.target,
@@ -127,8 +126,8 @@ class State:
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return a text of about so many letters at most: a longer one ends after a word, with an
-    ellipsis."""
+    """Return a text cut to about `letters` characters: a longer text is cut after a word, and ends
+    with an ellipsis."""
     if len(text) <= letters:
         return text
     begin = text[:letters]
@@ -137,21 +136,21 @@ def shorten(text: str, letters: int) -> str:
 
 
 class Patience:
-    """The end of a wait for a want: for STUCK_SECONDS nothing has come, because of what only a person
-    can change."""
+    """Decides when a wait for a want ends: if nothing was fetched for STUCK_SECONDS because user
+    action is needed."""
 
     def __init__(self) -> None:
         self._missing = -1
         self._since = 0.0
         self.obstacle = ""
-        """Why the wait has ended; empty while it goes on."""
+        """Why the wait has ended; "" while it continues."""
 
     def look(self, missing: int, obstacle: str) -> str:
-        """Return why the wait ends now; empty if it does not.
+        """Return why the wait ends now; "" if it continues.
 
         Args:
             missing: the number of bytes that are missing now.
-            obstacle: what a person has to change at present; empty if there is nothing.
+            obstacle: the problem that requires user action at present; "" if there is none.
         """
         if not obstacle or missing != self._missing:
             self._missing = missing
@@ -161,8 +160,8 @@ class Patience:
         return self.obstacle
 
     def make_error(self, want: Want) -> ResourceError:
-        """Return the error for the wait that has ended."""
+        """Return the error for a wait that has ended."""
         return ResourceError(
-            f"{self.obstacle}\n{want.target} stays wanted, and is fetched once this is changed: nothing has come for "
-            f"{STUCK_SECONDS:g} s"
+            f"{self.obstacle}\n"
+            f"nothing was fetched for {STUCK_SECONDS:g} s; {want.target} stays wanted, and is fetched once this is fixed"
         )

@@ -1,7 +1,7 @@
 """Fetches and keeps the datasets that are wanted, in the node process.
 
-The work follows from revisions, wants, held pages and the room in the mirror. Nothing else is stored:
-a plan is made anew at each change, and every 30 seconds.
+The work depends on revisions, wants, held pages and the room in the mirror. Nothing else is stored:
+a new plan is made after each change, and every 30 seconds.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _PERIOD_SECONDS = 30.0
-"""The longest time between two plans, and the longest round of fetching: a source may be tried again
-for ten minutes before a request fails."""
+"""The maximum time between two plans, and for a round of fetching: a request to a source may be
+repeated for ten minutes before it fails."""
 _FAULT_SECONDS = 10.0
-"""The time for which a source may fail before that is reported."""
+"""The time for which requests to a source may fail before this is reported."""
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _NUM_FETCHERS = 16
 _MAX_REVISIONS = 4
-"""The number of a dataset's last revisions that are considered, if its latest one is wanted, besides
-those that are held already."""
+"""The number of a dataset's last revisions that are considered, if its latest one is wanted, in
+addition to those that are held already."""
 FILES_AT_A_TIME = 256
-"""The number of files that are handled in one call of the store's thread: other calls wait for it."""
+"""The number of files that are processed in one call in the store's thread: other calls wait."""
 _COUNTED_AT_A_TIME = 4096
-"""The same for counts of held pages: more, since most of these are in memory."""
+"""The same number for counting held pages: it is larger, since most counts are in memory."""
 
 
 class Holding:
@@ -77,20 +77,19 @@ class Holding:
         self._nodes = nodes
         self.folders = Folders(engine.store)
         self.states: list[State] = []
-        self.trouble = "not looked at yet"
+        self.trouble = "not checked yet"
         self._shares: dict[tuple[object, ...], Share] = {}
-        """The last known shares, by `_share_key`."""
+        """The last shares that were computed, by `_share_key`."""
         self._num_views = 0
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()
         self._num_changes = 0
         self._num_planned = -1
-        """The number of these changes that the last plan takes into account; -1 before the first
-        plan."""
+        """The number of changes that the last plan took into account; -1 before the first plan."""
 
     def count(self) -> dict[str, int]:
-        """Return how many bytes this node must hold, how many of them are missing, and for how many
-        there is no room."""
+        """Return how many bytes this node must hold, how many are missing, and how many do not
+        fit."""
         return {
             "bytes": sum(each.needed for each in self.states),
             "missing": sum(each.missing for each in self.states),
@@ -110,17 +109,17 @@ class Holding:
         self.engine.store.set_kept(Kept(kept))
 
     def change(self) -> None:
-        """Plan anew, since revisions, wants or held pages have changed."""
+        """Make a new plan, because revisions, wants or held pages have changed."""
         self._num_changes += 1
         self._changed.set()
 
     def change_nodes(self) -> None:
-        """Plan anew, since the nodes have changed, and so has this node's share."""
+        """Make a new plan, because the nodes have changed, and with them this node's share."""
         self._num_views += 1
         self.change()
 
     async def wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until `is_met` returns True after all changes up to now have been planned."""
+        """Wait until all previous changes are planned and `is_met` returns True."""
         num_changes = self._num_changes
         async with self._news:
             await self._news.wait_for(lambda: self._num_planned >= num_changes and is_met())
@@ -155,9 +154,9 @@ class Holding:
             self._news.notify_all()
 
     def _list_candidates(self, *, all_earlier: bool = False) -> list[tuple[Want, list[Revision]]]:
-        """List this node's wants, each with the revisions that may have to be held for it, the latest
-        last. Of earlier revisions than the last _MAX_REVISIONS these are, unless `all_earlier`, those
-        that are held at present."""
+        """List this node's wants, each with the revisions that may have to be held for it, the
+        latest last. Revisions before the last _MAX_REVISIONS are included only if they are held at
+        present, or if `all_earlier` is set."""
         held = {state.name for state in self.states}
         candidates = []
         for want in self.catalog.own_wants:
@@ -176,8 +175,8 @@ class Holding:
         return self.folders.find(revision).is_dir()
 
     async def _plan(self) -> None:
-        """Find out which pages must be held, and have the store keep them. Raises: the errors of
-        `Cluster.meet`; DataError."""
+        """Determine which pages must be held, and tell the store to keep them. Raises: the errors
+        of `Cluster.meet`; DataError."""
         call = self.engine.call
         for want in self.catalog.wants.values():
             if want.is_past:
@@ -214,7 +213,7 @@ class Holding:
     def _find_short(
         self, goals: Sequence[Goal], states: Sequence[State], capacity: int
     ) -> list[int]:
-        """Return the bytes of room that goals lack: see `find_short`."""
+        """Return how many bytes of room each goal lacks: see `find_short`."""
         wanted = Kept((state.share, WANTED) for state in states)
         needed = sum(
             count_pages(pages) * PAGE_BYTES
@@ -235,7 +234,7 @@ class Holding:
                 # A node that may have the manifest may be unreachable
                 away = () if self._nodes is None else self._nodes.find_away()
                 state.is_stuck = not away
-                state.trouble = f"no node has sent its manifest yet; if {revision.by} is gone, add the dataset again"
+                state.trouble = f"no node has sent its manifest yet; if {revision.by} no longer exists, add the dataset again"
             else:
                 state.trouble = str(error)
                 state.error = error
@@ -273,7 +272,7 @@ class Holding:
         return (revision.digest, want.is_whole, want.nodes, want.copies, self._num_views)
 
     def _count_missing(self, share: Share, begin: int) -> int:
-        """Return how many bytes of some files of a share, from the file `begin` on, are not held.
+        """Return how many bytes are missing of some files of a share, from the file `begin` on.
         Called in the store's thread."""
         stop = min(begin + _COUNTED_AT_A_TIME, len(share))
         held = self.engine.store.count_held(share.list_digests(begin, stop))
@@ -290,23 +289,23 @@ class Holding:
         return self.engine.store.missing_of(digest, size, share.pages_of(index))
 
     def _remove_folders(self) -> None:
-        """Remove the folders of revisions that are not to be held. Called in the store's thread."""
+        """Remove the folders of revisions that need not be held. Called in the store's thread."""
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self.catalog.revisions.items():
             if name not in held and self._has_folder(revision):
                 self.folders.remove(revision, self.catalog.read_known_files(revision.digest))
 
     async def _fetch(self) -> bool:
-        """Fetch the missing pages for which there is room, in a round that ends after
-        _PERIOD_SECONDS at the latest. Returns: whether to make a new plan at once, because pages
-        were fetched, are on their way, or turned out to be held already."""
+        """Fetch the missing pages for which there is room, in a round of at most _PERIOD_SECONDS.
+        Returns: whether to make a new plan at once, because pages were fetched, are being fetched,
+        or turned out to be held already."""
         # Without a manifest it is not known what to fetch
         in_trouble = {state for state in self.states if state.missing and not state.share}
         parts = self._list_missing(in_trouble)
         turn = asyncio.Lock()  # a generator cannot be advanced by two fetchers at a time
         failed: dict[FileKey | State, Exception] = {}
         coming: dict[int, tuple[_Part, float]] = {}
-        """For each fetcher: the part that it waits for, and since when."""
+        """The part that each fetcher is waiting for, and since when."""
         num_done = 0
 
         async def fetch(number: int) -> None:
@@ -367,8 +366,8 @@ class Holding:
         return num_done > 0 or bool(pending) or has_come
 
     async def _get(self, part: _Part) -> None:
-        """Copy pages from the twin of their file if it has them all, or fetch them. Raises: see
-        `Engine.obtain`."""
+        """Copy pages from the twin of their file if it has all, or fetch them. Raises: see
+        `obtain`."""
         key = part.key
         pages = part.pages
         if part.twin is not None:
@@ -380,10 +379,10 @@ class Holding:
         await self.engine.obtain(PageWant(key, pages))
 
     async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:
-        """Yield the missing portions that have room, the most important ones first. Goals in trouble,
-        to which callers may add, get one portion at a time, between them all portions of the others:
-        their files may be many, or wait for a source that does not respond. Goals without a manifest
-        are skipped, and added to `in_trouble`. Raises: DataError."""
+        """Yield the missing portions for which there is room, the most important ones first. Goals
+        in `in_trouble`, which callers may extend, get one portion at a time, between all portions
+        of other goals: their files may be many, or on a source that does not respond. Goals without
+        a manifest are skipped, and added to `in_trouble`. Raises: DataError."""
         waiting = deque(
             (state, self._list_missing_of(state, in_trouble))
             for state in self.states
@@ -418,8 +417,8 @@ class Holding:
                     yield _Part(state, file.key, pages, twin)
 
     def _list_portions(self, share: Share, begin: int) -> dict[int, list[Pages]]:
-        """Return the portions that are not held of some files of a share, from the file `begin` on,
-        by index of the file. Called in the store's thread."""
+        """Return the missing portions of some files of a share, from the file `begin` on, by index
+        of the file. Called in the store's thread."""
         stop = min(begin + FILES_AT_A_TIME, len(share))
         held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_incomplete = held < -(-share.sizes[begin:stop] // PAGE_BYTES)
@@ -439,7 +438,7 @@ class Holding:
 
 
 class _Part(NamedTuple):
-    """Pages to fetch, of one portion of a file."""
+    """Pages to fetch, all from one portion of a file."""
 
     state: State
     key: FileKey
@@ -449,8 +448,8 @@ class _Part(NamedTuple):
 
 
 def _find_twin(file: DataFile, earlier: Iterable[Manifest]) -> FileKey | None:
-    """Return the same file at another location, that is a file of an earlier revision with the same
-    path, size and etag; None if there is none."""
+    """Return the file of an earlier revision that has the same path, size and etag but another
+    location; None if there is none."""
     for files in earlier if file.key.etag else ():
         place = bisect_left(files, (file.path,))
         for path, key in files[place : place + 1]:

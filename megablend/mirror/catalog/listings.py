@@ -1,9 +1,9 @@
 """Lists the sources of datasets: when a dataset is added, and at intervals as long as it is wanted.
 
-If the source has new or replaced files, they make a new revision, the dataset's latest. If files are
-gone, or the source cannot be listed, the catalog stays as it is, and `status` reports why. In a
-cluster with etcd one node lists a dataset: its home among those nodes of the view that must hold it,
-as long as that node has its lease.
+If the source has new or replaced files, they make a new revision, the dataset's latest. If files no
+longer exist, or the source cannot be listed, the catalog is not changed, and `status` reports why.
+In a cluster with etcd one node lists a dataset: its home among the nodes of the view that must hold
+it, as long as that node has a lease.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _MAX_LETTERS = 10_000
-"""The most letters of a revision's sources that are stored: a revision is one value in etcd."""
+"""The maximum length of a revision's sources that are stored: a revision is one value in etcd."""
 _TROUBLE_LETTERS = 500
 _LOOK_SECONDS = 1.0
 _NUM_AT_A_TIME = 4
 Put = Callable[[Revision, Revision | None], Awaitable[None]]
-"""Puts a revision into the catalog; if a second revision is given, only if that is still the
-dataset's latest."""
+"""Puts a revision into the catalog. If a second revision is given, this is done only if that is
+still the dataset's latest one."""
 
 
 class Listings:
     """Lists the sources of datasets.
 
     Args:
-        engine: the engine in whose store's thread the catalog is changed.
+        engine: the engine; the catalog is changed in its store's thread.
         source: reads the sources.
         catalog: the revisions and wants.
         put: puts a revision whose manifest is already in the catalog.
@@ -76,11 +76,11 @@ class Listings:
         self._own: list[Revision] = []
         """The last result of `_find_own`."""
         self._own_inputs: list[object] = [None] * 3
-        """The objects that this result follows from: revisions, wants and names of nodes."""
+        """The objects on which this result depends: revisions, wants and names of nodes."""
         self._running: dict[str, asyncio.Task[None]] = {}
-        """The listings under way, by dataset."""
+        """The listings that are running, by dataset."""
         self.counts = Counter[str]()
-        """The number of listings by how they ended: new, same, waiting, failed."""
+        """The number of listings by result: new, same, waiting, failed."""
 
     async def add(
         self, dataset: str, sources: Sequence[str], said: Sequence[str], every: float | None
@@ -88,9 +88,9 @@ class Listings:
         """List sources as the latest revision of a dataset. Raises: see `list_files`.
 
         Args:
-            said: how the user named the sources, which the revision records: the name of a text
-                file instead of the million URLs in it.
-            every: seconds until the source is listed again; None for the same as before.
+            said: the sources as the user named them, for the record: for example a text file,
+                instead of the million URLs in it.
+            every: seconds until the source is listed again; None for the same interval as before.
         """
         check_name(dataset)
         manifest = await self._source.ask(lambda storage: self._list(storage, sources))
@@ -128,13 +128,13 @@ class Listings:
         return list_files(storage, sources, self._source.check_allowed, paths)
 
     async def _store_manifest(self, revision: Revision, manifest: Manifest) -> Revision:
-        """Store the manifest of a revision. Returns: the revision, dated."""
+        """Store the manifest of a revision. Returns: the revision, with its date."""
         packed = await asyncio.to_thread(manifest.pack)
         await self._engine.call(self._catalog.put_manifest, revision.digest, packed)
         return self._catalog.date(revision)
 
     async def run(self) -> None:
-        """List sources again when it is time, until cancelled."""
+        """List sources again when their intervals have passed, until cancelled."""
         try:
             while True:
                 now = time.time()
@@ -196,31 +196,31 @@ class Listings:
         return listed
 
     async def _list_again(self, latest: Revision, before: str) -> None:
-        """List the source of a dataset again, whose trouble was `before`, and record how that ended.
-        The dataset may be removed in the meantime."""
+        """List the source of a dataset again, and record the result. `before` is the trouble of the
+        previous listing. The dataset may be removed in the meantime."""
         try:
             try:
                 trouble = await self._check_source(latest, before)
             except MegablendError as error:
                 trouble = self._fail(latest, str(error), before)
             except Exception as error:
-                LOG.warning("mirror: this is a bug in megablend", exc_info=True)
+                LOG.warning("mirror: this is a bug in megablend; please report it", exc_info=True)
                 trouble = self._fail(latest, repr(error), before)
             await self._put_listed(latest.dataset, trouble)
         finally:
             del self._running[latest.dataset]
 
     def _fail(self, latest: Revision, trouble: str, before: str) -> str:
-        """Count a failed listing, and log its trouble unless that was the same before. Returns: the
-        trouble."""
+        """Count a failed listing, log its trouble unless it is the same as before, and return
+        it."""
         self.counts["failed"] += 1
         if shorten(trouble, _TROUBLE_LETTERS) != before:
             LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
         return trouble
 
     async def _check_source(self, latest: Revision, before: str) -> str:
-        """List the source of a dataset again, and put a new revision if it has changed. Returns: the
-        trouble with the source; empty if there is none. Raises: see `add`."""
+        """List the source of a dataset again, and add a new revision if it has changed. Returns:
+        the trouble with the source; "" if there is none. Raises: see `add`."""
 
         def compare(storage: Storage) -> tuple[Manifest, list[DataFile]]:
             """Return the files of the source, and those of the revision that it no longer has."""
@@ -245,8 +245,8 @@ class Listings:
         if gone:
             return self._fail(
                 latest,
-                f"{len(gone):,} files are gone, such as {gone[0].key.location}: {latest} stays the latest revision\n"
-                f"restore them, or `megablend datasets add {latest.dataset} SOURCE...` without them",
+                f"{len(gone):,} files no longer exist, such as {gone[0].key.location}: {latest} stays the latest revision\n"
+                f"restore them, or run `megablend datasets add {latest.dataset} SOURCE...` without them",
                 before,
             )
         if known == latest and manifest.revision == latest.digest:
@@ -261,9 +261,9 @@ class Listings:
         return ""
 
     async def _find_known(self, latest: Revision) -> Revision | None:
-        """Return the revision with which the source is compared: the latest one, unless its manifest
-        may be lost with the node that made it, since nobody could ever hold this revision. Then it is
-        the last one whose manifest is here; None if there is none."""
+        """Return the revision with which the source is compared: the latest one, unless its
+        manifest may be lost with the node that made it, so that nobody could ever hold it. Then it
+        is the last one whose manifest is on this node; None if there is none."""
         nodes = self._nodes
         if nodes is None:
             return latest
@@ -283,7 +283,7 @@ class Listings:
             LOG.warning("mirror: %s", error)
 
     def describe(self) -> dict[str, Any]:
-        """Return for each dataset that this node lists when it last did so, and the trouble."""
+        """Return when each dataset that this node lists was last listed, and the trouble."""
         listed = self._catalog.listed
         own = [each.dataset for each in self._find_own() if each.dataset in listed]
         return {name: {"by": self._catalog.own, **listed[name]._asdict()} for name in own}

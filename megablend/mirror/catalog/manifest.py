@@ -1,8 +1,8 @@
-"""Manifests: the files that a dataset has at one moment, which make up a revision.
+"""Manifests: lists of the files that a dataset has at one moment, which make up a revision.
 
 A manifest is text: a line of JSON [path, location, etag, size] for each file, sorted by path. It is
-stored compressed. Its digest is the name of the revision, which is the same on every machine for
-the same files.
+stored compressed. Its digest is the name of the revision, so the same files have the same name on
+every machine.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class DataFile(NamedTuple):
     """A file of a revision."""
 
     path: str
-    """Path in the dataset, with slashes."""
+    """The path in the dataset, with slashes."""
     key: FileKey
 
 
 class Manifest(Sequence[DataFile]):
     """The files of a revision, sorted by path.
 
-    A dataset may have a million files, so this holds the text, some 120 bytes a file, and parses
-    the lines that are read.
+    A dataset may have a million files, so this class holds the text, about 120 bytes per file, and
+    parses only lines that are read.
 
     Args:
         text: the text of the manifest.
@@ -53,7 +53,8 @@ class Manifest(Sequence[DataFile]):
 
     @classmethod
     def of_columns(cls, paths: Texts, files: FileTable) -> Manifest:
-        """Make a manifest of files: JSON as `json.dumps` writes it, in a fraction of its time.
+        """Make a manifest of files. This writes the same JSON as `json.dumps`, in a fraction of the
+        time.
 
         Args:
             paths: their paths in the dataset, sorted.
@@ -76,7 +77,7 @@ class Manifest(Sequence[DataFile]):
     @classmethod
     def unpack(cls, revision: str, data: bytes) -> Manifest:
         """Unpack a manifest that `pack` has packed. Raises: ValueError if the bytes are damaged, or
-        of another revision."""
+        belong to another revision."""
         try:
             text = zlib.decompress(data)
         except zlib.error as error:
@@ -169,7 +170,7 @@ class Manifest(Sequence[DataFile]):
         return None
 
     def list_gone(self, later: Manifest) -> Iterator[DataFile]:
-        """List the files whose paths a later manifest of the dataset lacks."""
+        """Yield the files whose paths are missing in a later manifest of the dataset."""
         new_paths = (file.path for file in later)
         new_path = next(new_paths, None)
         for file in self:
@@ -180,7 +181,7 @@ class Manifest(Sequence[DataFile]):
 
 
 def _escape(texts: list[str]) -> list[str]:
-    """Return texts as JSON in ASCII has them between quotes."""
+    """Return texts as they are written between quotes in ASCII JSON."""
     whole = "".join(texts)
     if len(_quote(whole)) == len(whole) + 2:
         return texts
@@ -188,8 +189,8 @@ def _escape(texts: list[str]) -> list[str]:
 
 
 def _find_lines(text: bytes | bytearray) -> Int64s:
-    """Return the begins of the lines after the first line, and of the line that would follow: int64
-    [lines + 1], bytes."""
+    """Return the offsets of the lines after the first line, and the offset at which a further line
+    would begin: int64 [lines + 1]."""
     ends = [
         begin
         + np.flatnonzero(np.frombuffer(text[begin : begin + _SCANNED_BYTES], np.uint8) == _NEWLINE)

@@ -1,4 +1,4 @@
-"""Pure functions that find the revisions that a node must hold, and those that it has room for."""
+"""Pure functions that determine which revisions a node must hold, and which of them fit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from megablend.mirror.catalog.catalog import Revision, Want
 
 
 class Goal(NamedTuple):
-    """A revision that a node must hold, and the want that it is held for."""
+    """A revision that a node must hold, and the want because of which it must hold it."""
 
     want: Want
     revision: Revision
     is_pinned: bool
-    """Whether the revision is never evicted: because the want is pinned, or because programs may map
-    the files of the revision's folder."""
+    """Whether the revision is never evicted: because the want is pinned, or because programs may
+    have mapped the files of the revision's folder."""
 
 
 def list_goals(
@@ -32,7 +32,7 @@ def list_goals(
 
     Args:
         wants: each want, with the revisions that may have to be held for it, the latest last.
-        complete: the name of the want and the digest of each revision of which all is held.
+        complete: the name of the want and the digest of each revision that is held completely.
     """
     goals = list[Goal]()
     for want, revisions in wants:
@@ -44,16 +44,16 @@ def list_goals(
 
 
 class FileSizes(NamedTuple):
-    """A number of bytes for each of some files."""
+    """The number of bytes of each of some files."""
 
     ids: Uint64s
-    """The first eight bytes of the files' digests: uint64 [files], ascending, each once."""
+    """The first eight bytes of the files' digests: uint64 [files], ascending and unique."""
     sizes: Int64s
-    """The bytes of each file: int64 [files]."""
+    """The number of bytes of each file: int64 [files]."""
 
     @classmethod
     def of(cls, ids: Uint64s, sizes: Int64s) -> FileSizes:
-        """Sort files. If a file is repeated, its largest size counts."""
+        """Make a table that is sorted by file. If a file is repeated, its largest size counts."""
         order = np.lexsort((sizes, ids))
         ids = ids[order]
         is_last = np.ones(len(ids), np.bool_)
@@ -61,13 +61,13 @@ class FileSizes(NamedTuple):
         return cls(ids[is_last], sizes[order][is_last])
 
     def unite(self, other: FileSizes) -> FileSizes:
-        """Return the files of both, with the larger size of a file that is in both."""
+        """Return the files of both tables, with the larger size of each file that is in both."""
         ids = np.concatenate([self.ids, other.ids])
         return FileSizes.of(ids, np.concatenate([self.sizes, other.sizes]))
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all files."""
+        """The total number of bytes."""
         return int(self.sizes.sum())
 
 
@@ -77,14 +77,14 @@ NO_SIZES = FileSizes(np.empty(0, np.uint64), np.empty(0, np.int64))
 def find_short(
     goals: Sequence[Goal], sizes: Sequence[FileSizes], capacity: int, needed_by_jobs: int
 ) -> list[int]:
-    """Return the bytes of room that each goal lacks; 0 if it fits. A goal must fit as a whole in
-    addition to the goals before it and, unless it is pinned, to the needs of jobs. Goals that do not
-    fit take no room, except pinned ones.
+    """Return how many bytes of room each goal lacks; 0 if it fits. A goal must fit as a whole in
+    addition to the goals before it and, unless it is pinned, to the needs of jobs. Goals that do
+    not fit take no room, except pinned ones.
 
     Args:
-        sizes: for each goal, the bytes of its files.
-        capacity: bytes that the mirror can hold.
-        needed_by_jobs: bytes that jobs need.
+        sizes: for each goal, the sizes of its files.
+        capacity: the number of bytes that the mirror can hold.
+        needed_by_jobs: the number of bytes that jobs need.
     """
     reserved = NO_SIZES  # the files of the goals that have room
     short = list[int]()

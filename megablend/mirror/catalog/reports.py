@@ -1,11 +1,13 @@
-"""Reports of all nodes of a cluster with etcd: each node writes its own to a key with its lease.
+"""Reports of all nodes of a cluster with etcd. Each node writes its own report to a key that is
+bound to its lease.
 
-held/<node>     JSON: `owed`, the shortfall of each want that the node does not hold completely;
-                `listed`, how it listed sources; `revision`, of etcd, which the report is based on
+held/<node> JSON: `owed`, the shortfall of each want that the node does not hold completely;
+                `listed`, the results of its listings of sources; `revision`, of etcd, which the
+                report is based on
 
-A shortfall is `missing`, in bytes; `short`, the bytes of room that the node lacks; `trouble`; `gone`,
-whether waiting does not help, since files were deleted or replaced at the source; `stuck`, whether
-only a person can end the trouble.
+A shortfall consists of `missing`, the number of missing bytes; `short`, the number of bytes of room
+that the node lacks; `trouble`; `gone`, whether files were deleted or replaced at the source, so
+that waiting does not help; and `stuck`, whether the trouble requires user action.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
-"""Seconds between reports of a node that lacks pages: its shortfall changes all the time."""
+"""Seconds between reports of a node that lacks pages, since its shortfall changes all the time."""
 _TROUBLE_LETTERS = 200
-"""The most letters of a trouble in a report: etcd keeps the troubles of all nodes."""
+"""The maximum length of a problem in a report: etcd stores the problems of all nodes."""
 
 
 class NodeReports:
@@ -45,7 +47,7 @@ class NodeReports:
         catalog: this node's copy of the catalog.
         holding: knows what this node holds.
         listings: knows which sources this node has listed.
-        get_revision: returns the revision of etcd that the copy agrees with; 0 if the copy has not
+        get_revision: returns the revision of etcd with which the copy agrees; 0 if the copy has not
             been compared with etcd since the start.
     """
 
@@ -67,8 +69,8 @@ class NodeReports:
         self._get_revision = get_revision
 
     async def run(self) -> None:
-        """Write the report whenever it changes, until cancelled: at most every ten seconds, or every
-        second if nothing is missing."""
+        """Write the report whenever it changes, until cancelled. This happens at most every ten
+        seconds, or every second if nothing is missing."""
         key = self._prefix + self._nodes.own
         known: int | None = None  # the revision of etcd in which the key was last put
         written = None
@@ -120,7 +122,7 @@ class NodeReports:
         }
 
     async def read_listed(self) -> dict[str, Any]:
-        """Return how the source of each dataset was listed, by dataset: see `Listings.describe`.
+        """Return the result of the last listing of each dataset's source: see `Listings.describe`.
         Raises: EtcdAwayError."""
         listed: dict[str, Any] = {}
         for report in (await self._read_reports()).values():
@@ -128,10 +130,10 @@ class NodeReports:
         return listed
 
     async def read_progress(self) -> dict[str, dict[str, Any]]:
-        """Return how much of each want the nodes hold, by the want's name: as JSON with the number of
-        nodes, of complete ones and of missing bytes, the shortfall of each node that reports one, and
-        the nodes that have not reported since the want's dataset last changed. Raises:
-        EtcdAwayError."""
+        """Return how much of each want the nodes hold, by the name of the want. This is JSON with
+        the number of nodes, of complete nodes and of missing bytes, the shortfall of each node that
+        reports one, and the nodes that have not reported since the want's dataset last changed.
+        Raises: EtcdAwayError."""
         reports = await self._read_reports()
         changed_in = self._find_changes()
         return {
@@ -149,8 +151,8 @@ class NodeReports:
         return changed_in
 
     def _sum_up(self, want: Want, reports: Mapping[str, Any], changed_in: int) -> dict[str, Any]:
-        """Return the progress of a want. A report that is older than the revision `changed_in` of
-        etcd does not count."""
+        """Return the progress of a want. Reports that are older than the revision `changed_in` of
+        etcd are ignored."""
         nodes = want.nodes or self._nodes.names
         owing = dict[str, dict[str, Any]]()
         silent = []
@@ -171,8 +173,8 @@ class NodeReports:
         }
 
     async def is_settled(self, dataset: str) -> bool:
-        """Whether all reachable nodes hold their parts of the latest revision of a dataset, as far
-        as that is possible without a person. Raises: EtcdAwayError."""
+        """Return whether all reachable nodes hold their parts of the latest revision of a dataset,
+        as far as that is possible without user action. Raises: EtcdAwayError."""
         progress = (await self.read_progress()).get(f"{dataset}@{LATEST}")
         if progress is None:
             return True
@@ -184,9 +186,9 @@ class NodeReports:
         return self._nodes.find_away().issuperset([*progress["silent"], *waiting])
 
     async def wait_for(self, want: Want) -> dict[str, Any]:
-        """Wait until all nodes hold their parts of a want, however long etcd or nodes are
-        unreachable, and return the progress. Raises: ResourceError if the want does not fit on one of
-        them, files are gone, or nothing comes because of what only a person can change; ConfigError
+        """Wait until all nodes hold their parts of a want, even if etcd or nodes are unreachable
+        for long, and return the progress. Raises: ResourceError if the want does not fit on a node,
+        files no longer exist, or user action is needed before anything can be fetched; ConfigError
         if it is no longer wanted."""
         patience = Patience()
         while want.name in self._catalog.wants:
@@ -199,7 +201,8 @@ class NodeReports:
                         raise ResourceError(
                             f"{want.target} does not fit on {node}: it needs {shortfall['short']:,} bytes more than are "
                             "left after pinned datasets, earlier wants and the data of jobs\n"
-                            "unwant something, raise `mirror.size` there, or spread it over more nodes"
+                            "remove other wants with `megablend datasets unwant`, raise `mirror.size` there, or spread it "
+                            "over more nodes"
                         )
                     if shortfall["gone"]:
                         raise ResourceError(f"{node}: {shortfall['trouble']}")
@@ -213,11 +216,12 @@ class NodeReports:
                 if patience.look(progress["missing"], min(stuck, default="")):
                     raise patience.make_error(want)
             await asyncio.sleep(_LOOK_SECONDS)
-        raise ConfigError(f"{want.target} is no longer wanted\nrequest it again")
+        raise ConfigError(
+            f"{want.target} is no longer wanted\nrequest it again with `megablend datasets want`"
+        )
 
     async def find_incomplete(self) -> set[str]:
-        """Return the names of all revisions of datasets of which some node lacks a part. Raises:
-        EtcdAwayError."""
+        """Return the names of the revisions of which a node lacks a part. Raises: EtcdAwayError."""
         progress = await self.read_progress()
         return {
             revision.name

@@ -1,7 +1,7 @@
 """Shares: the pages of a revision's files that a node must hold.
 
-A dataset may have a million files, or many terabytes. So a share is columns, of some 50 bytes a file
-and 12 a piece, and only pages that are fetched become objects.
+A dataset may have a million files, or many terabytes. So a share is stored in columns, with about
+50 bytes per file and 12 per piece, and only pages that are fetched become objects.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Share:
     """The piece of each row, ascending within a file: uint32 [rows]."""
 
     def __len__(self) -> int:
-        """Return the number of files of the revision, also of those without pages in the share."""
+        """Return the number of files of the revision, with or without pages in the share."""
         return len(self.sizes)
 
     @cached_property
@@ -114,7 +114,7 @@ class Kept:
     def __init__(self, shares: Iterable[tuple[Share, int]]) -> None:
         self._shares = [(share, level, np.argsort(share.ids)) for share, level in shares]
         self.get = lru_cache(_NUM_RECENT)(self._find)
-        """The same as `_find`, cached, since the blocks of a file are looked up one after another."""
+        """A cached `_find`, since the blocks of a file are looked up one after another."""
 
     def __contains__(self, digest: object) -> bool:
         return isinstance(digest, str) and self._find_levels(digest) != []
@@ -132,8 +132,8 @@ class Kept:
         return levels
 
     def _find_levels(self, digest: str) -> list[tuple[Uint32s, int, int]]:
-        """Return for each share that has a file: the file's blocks in the share, the file's size, and
-        the share's level."""
+        """Return for each share that contains a file: the file's blocks in the share, the file's
+        size, and the level of the share."""
         found = []
         number = np.uint64(int(digest[:16], 16))
         for share, level, order in self._shares:

@@ -1,4 +1,5 @@
-"""The catalog of a cluster, in etcd. Each node has a copy, so that only changes need etcd.
+"""The catalog of a cluster, which is stored in etcd. Each node has a copy, so that only changes
+need etcd.
 
 Below the prefix:
     shared/revisions/<dataset>@<digest>     a revision
@@ -8,12 +9,12 @@ Below the prefix:
     held/<node>                             see `reports`
 
 A node makes its copy agree with etcd. The exception is a copy of a catalog that has another name or
-was changed more often than the one in etcd: then etcd has lost its data, or an older state of them
-was restored. The first node that notices this draws a new name, and each node puts back the entries
-that its copy has and etcd lacks, before it makes the copy agree; the first node also those of which
-etcd has an older value. So nothing is deleted because etcd has lost it; an entry that was removed
-while a node was unreachable, or since etcd's data were copied, may come back. A node changes nothing
-before it has seen the last change.
+more changes than the one in etcd: then etcd has lost its data, or an older state was restored. The
+first node that notices this chooses a new random name. Before it makes its copy agree, each node
+puts back the entries that its copy has and etcd lacks; the first node also those that are older in
+etcd. So nothing is deleted because etcd has lost it; an entry that was removed while a node was
+unreachable, or since etcd's data were copied, may come back. A node makes no change before its copy
+has the last one.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 MANIFEST_PATH = "/v1/manifest"
 FORGOTTEN_PATH = "/v1/forgotten"
 _MAX_CHANGES = 100
-"""The most changes in a transaction, of which etcd allows 128."""
+"""The maximum number of changes in a transaction; etcd allows 128 operations."""
 _PART_BYTES = 8 << 20
-"""The most bytes of a manifest in a response."""
+"""The maximum number of bytes of a manifest in one response."""
 _NUM_RANDOM = 3
-"""The number of nodes from which a manifest is requested before the node that has made it."""
+"""The number of nodes that are asked for a manifest before the node that made it is asked."""
 _HEARD_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PERIOD_SECONDS = 10.0
@@ -58,13 +59,13 @@ Entry = Revision | Want
 
 
 class _Marker(NamedTuple):
-    """The value of `shared/catalog`; an empty name if there is no catalog."""
+    """The value of `shared/catalog`. Its name is empty if there is no catalog."""
 
     name: str = ""
     number: int = 0
     """The number of changes of the catalog."""
     revision: int = 0
-    """The revision of etcd in which the marker was last put."""
+    """The revision of etcd in which the marker was last written."""
 
     @classmethod
     def read(cls, value: Value | None) -> _Marker:
@@ -87,8 +88,8 @@ class SharedCatalog:
         catalog: this node's copy.
         call: runs a function in the store's thread.
         holding: plans anew after changes.
-        forget: deletes revisions and files that no other revision has, in the store's thread.
-        listings: knows how this node listed sources, for its reports.
+        forget: deletes revisions, and files that no other revision has, in the store's thread.
+        listings: knows the results of this node's listings, for its reports.
     """
 
     def __init__(
@@ -110,19 +111,19 @@ class SharedCatalog:
         self._prefix = f"{keys.prefix}shared/"
         self._marker_key = f"{self._prefix}catalog"
         self.revision = 0
-        """The revision of etcd that the copy agrees with; 0 before the first one since the start."""
+        """The revision of etcd with which the copy agrees; 0 if it has not agreed so far."""
         self._num_syncs = 0
         self._last_marker = _Marker()
-        """The marker at that revision."""
+        """The marker in that revision of etcd."""
         self.trouble = ""
-        """Why the copy does not agree with etcd; empty if no reason is known."""
+        """Why the copy does not agree with etcd; "" if no reason is known."""
         self._news = asyncio.Condition()
         self._lacks_manifests = asyncio.Event()
         self._log = LimitedLog()
         self.reports = NodeReports(nodes, keys, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
-        """For each dataset: the numbers of files and bytes that were deleted with the revisions that
-        this node forgot last."""
+        """For each dataset, the number of files and bytes that this node deleted when revisions of
+        the dataset were last removed."""
 
     async def run(self) -> None:
         """Keep the copy in agreement with etcd, and write reports, until cancelled."""
@@ -134,8 +135,8 @@ class SharedCatalog:
         deletes: Iterable[Entry] = (),
         is_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Change the catalog of all nodes while `is_due` returns True, and wait until the copy has the
-        changes. Raises: EtcdAwayError; ResourceError if they do not arrive in time."""
+        """Change the catalog of all nodes as long as `is_due` returns True, and wait until the copy
+        has the changes. Raises: EtcdAwayError; ResourceError if they do not arrive in time."""
         changes = [
             *[(self._key_of(each), pack_entry(each)) for each in puts],
             *[(self._key_of(each), None) for each in deletes],
@@ -164,12 +165,12 @@ class SharedCatalog:
         return self._num_syncs >= times
 
     def _has_reached(self, revision: int) -> bool:
-        """Whether the copy has all changes up to a revision of etcd."""
+        """Return whether the copy has all changes up to a revision of etcd."""
         return self.revision >= revision
 
     async def _write(self, changes: Sequence[tuple[str, bytes | None]]) -> int | None:
-        """Put values of keys, or delete keys with None, unless the catalog has changed since the copy
-        was made. Returns: see `Etcd.change`."""
+        """Put values of keys, or delete those with None, unless the catalog has changed since it
+        was last copied. Returns: see `Etcd.change`."""
         last = self._last_marker
         puts = {key: data for key, data in changes if data is not None}
         puts[self._marker_key] = pack_json([last.name, last.number + 1])
@@ -192,9 +193,9 @@ class SharedCatalog:
             except asyncio.TimeoutError:
                 raise ResourceError(
                     self.trouble
-                    or f"{self._nodes.own} has heard nothing from etcd for {_HEARD_SECONDS:g} s, so it is not known "
+                    or f"node {self._nodes.own} received nothing from etcd for {_HEARD_SECONDS:g} s, so it is unknown "
                     "whether this was done\n"
-                    "check `megablend datasets list`, and try again"
+                    "check with `megablend datasets list`, and try again"
                 ) from None
 
     def _key_of(self, entry: Entry) -> str:
@@ -225,8 +226,8 @@ class SharedCatalog:
             await shared.wait_for_change(values)
 
     async def _sync(self, values: Mapping[str, Value], revision: int) -> None:
-        """Make the copy agree with etcd, whose keys below `shared/` have these values at this revision;
-        first, put back the entries that etcd has lost."""
+        """Make the copy agree with etcd, given the values of the keys below `shared/` and the
+        revision that they belong to. First put back the entries that etcd has lost."""
         entries = self._read_entries(values)
         marker = _Marker.read(values.get(self._marker_key))
         name, number = await self._call(self._catalog.get_seen)
@@ -252,8 +253,8 @@ class SharedCatalog:
             await self._write([(self._key_of(each), None) for each in own_past])
 
     def _read_entries(self, values: Mapping[str, Value]) -> dict[str, Entry]:
-        """Read the revisions and wants, by key. Raises: ConfigError if other data are below the
-        prefix."""
+        """Read the revisions and wants, by key. Raises: ConfigError if they are mixed with other
+        data."""
         entries: dict[str, Entry] = {}
         for key, value in values.items():
             kind, _, name = key.removeprefix(self._prefix).partition("/")
@@ -279,9 +280,9 @@ class SharedCatalog:
         *,
         is_older: bool,
     ) -> bool:
-        """Put the entries that the copy has and etcd lacks, and, if etcd's catalog `is_older`, those
-        that have changed since; with them a new name, if this node is the first one to notice the
-        loss. Returns: whether etcd has changed, by this node or by another one."""
+        """Put the entries that the copy has and etcd lacks, and, if etcd's catalog `is_older`,
+        those that have changed since. If this node is the first one to notice the loss, also put a
+        new name. Returns: whether etcd was changed, by this node or another one."""
         own: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
         lost = {
             key: pack_entry(each)
@@ -304,12 +305,12 @@ class SharedCatalog:
             if await self._keys.etcd.change(expected, some) is None:
                 return True
         if lost:
-            LOG.warning("mirror: restored %d revisions and wants that etcd lacked", len(lost))
+            LOG.warning("mirror: restored %d revisions and wants that etcd had lost", len(lost))
         await self._call(self._catalog.set_seen, name, 0)
         return bool(puts)
 
     async def _apply(self, entries: Mapping[str, Entry]) -> None:
-        """Make the copy have these entries and no others, except past wants."""
+        """Make the copy consist of these entries, except past wants."""
         catalog = self._catalog
         for entry in entries.values():
             if isinstance(entry, Revision):
@@ -333,8 +334,7 @@ class SharedCatalog:
         return await handlers[path](body)
 
     async def _send_manifest(self, body: bytes) -> bytes:
-        """Return a part of a stored manifest; empty if this node lacks it, or it ends before
-        `begin`."""
+        """Return a part of a stored manifest; b"" if this node lacks it, or beyond its end."""
         request = parse_json(body)
         digest = str(request["digest"])
         if all(each.digest != digest for each in self._catalog.revisions.values()):
@@ -377,7 +377,7 @@ class SharedCatalog:
                 self._log.warn(node, f"cannot get the manifest of {revision}: {error}")
 
     async def _request_manifest(self, node: str, digest: str) -> bytes:
-        """Request a manifest from a node, in parts; empty if the node does not have it."""
+        """Request a manifest from a node, part by part; return b"" if the node does not have it."""
         data = b""
         while True:
             request = pack_json({"digest": digest, "begin": len(data)})
@@ -387,8 +387,8 @@ class SharedCatalog:
                 return data
 
     async def _send_forgotten(self, body: bytes) -> bytes:
-        """Return how many files and bytes this node has deleted with the forgotten revisions of some
-        datasets, when its copy of the catalog has reached a revision of etcd."""
+        """Return how many files and bytes this node deleted with the last removed revisions of some
+        datasets, once its copy of the catalog has reached a revision of etcd."""
         request = parse_json(body)
         await self._wait_for(partial(self._has_reached, int(request["revision"])))
         return pack_json(self._sum_forgotten(request["datasets"]))
@@ -398,8 +398,8 @@ class SharedCatalog:
         return {name: sum(each[name] for each in deleted) for name in ("files", "bytes")}
 
     async def forget(self, revisions: Sequence[Revision], wants: Sequence[Want]) -> dict[str, Any]:
-        """Forget revisions and wants on all nodes. Returns: the revisions; how many files and bytes
-        each node has deleted; and the nodes that did not respond, which will delete them later."""
+        """Delete revisions and wants on all nodes. Returns: the revisions, how many files and bytes
+        each node deleted, and the nodes that did not respond, which will delete them later."""
         await self.change(deletes=[*wants, *revisions])
         datasets = sorted({each.dataset for each in revisions})
         request = pack_json({"datasets": datasets, "revision": self.revision})

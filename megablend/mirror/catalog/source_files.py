@@ -1,4 +1,4 @@
-"""The files of a dataset's sources: where they are, their states, and their paths in the dataset."""
+"""The files of a dataset's sources: their locations and states, and their paths in the dataset."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_name(name: str) -> None:
         or _CONTROLS.search(name)
     ):
         raise ConfigError(
-            f"{name!r} cannot be a dataset's name\n"
+            f"{name!r} is not a valid dataset name\n"
             f"choose 1 to {_MAX_NAME_BYTES} bytes without `/`, `@` and control characters"
         )
 
@@ -62,7 +62,7 @@ def list_files(
     to the folder that it shares with the other URLs of its server, and is decoded.
 
     Args:
-        sources: patterns, files, folders (of which all files are listed), and URLs.
+        sources: patterns, files, folders (all files in them are listed), and URLs.
         check: raises ConfigError for a location that may not be read.
         paths: paths of files that were listed by other patterns, by their locations.
 
@@ -84,7 +84,7 @@ def list_files(
             parts.append(_place_table(table, root, check))
         if not num_files:
             raise ConfigError(
-                f"{source}: matches no files\ncheck the spelling, and that a folder ends with `/`"
+                f"{source}: matches no files\ncheck the spelling; the name of a folder must end with `/`"
             )
     if single.num_files or not parts:
         parts.append(single.build())
@@ -95,8 +95,8 @@ def list_files(
 
 
 def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -> str:
-    """Check that a source may be read, and return the pattern of its files: for a folder, that of
-    all files in it, otherwise the source itself. Raises: see `list_files`."""
+    """Check that a source may be read, and return the pattern of its files: for a folder, a pattern
+    of all files in it, otherwise the source itself. Raises: see `list_files`."""
     plain = split_query(source)[0]
     # A web server's URL names one file, even if it has characters of a wildcard
     check(find_root([source]) if has_wildcard(source) and not is_web(source) else plain)
@@ -106,14 +106,14 @@ def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -
 
 
 class _Files(NamedTuple):
-    """Files of sources: a row for each."""
+    """A table with a row for each file of some sources."""
 
     paths: Texts
-    """Paths in the dataset."""
+    """The paths in the dataset."""
     found: FileTable
 
     def take(self, rows: npt.NDArray[Any]) -> _Files:
-        """Return some rows."""
+        """Return a table of some rows."""
         return _Files(self.paths.take(rows), self.found.take(rows))
 
     def get_location(self, row: int) -> str:
@@ -122,7 +122,7 @@ class _Files(NamedTuple):
 
 
 class _FilesBuilder:
-    """A table of files that are found one by one."""
+    """Builds a table of files that are found one by one."""
 
     def __init__(self) -> None:
         self._paths = TextsBuilder()
@@ -152,7 +152,7 @@ class _FilesBuilder:
         """Add the files that a pattern matches. Returns: their number.
 
         Args:
-            root: the folder that their paths are relative to.
+            root: the folder to which their paths are relative.
             check, paths: see `list_files`.
         """
         is_url = is_web(pattern)
@@ -200,7 +200,7 @@ def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> _
 
 
 def _sort(files: _Files) -> tuple[_Files, list[str]]:
-    """Sort files by their paths, and leave out repeated ones. Returns: the files, and their paths.
+    """Sort files by their paths, and drop repeated ones. Returns: the files, and their paths.
     Raises: ConfigError if two files have the same path."""
     texts = files.paths.list_all()
     if all(map(operator.lt, texts, islice(texts, 1, None))):
@@ -213,15 +213,16 @@ def _sort(files: _Files) -> tuple[_Files, list[str]]:
             is_kept[i] = False
             if files.get_location(row) != files.get_location(following):
                 raise ConfigError(
-                    f"{files.get_location(following)}: would have the path {texts[row]!r} in the dataset, as does "
-                    f"{files.get_location(row)}\n{_COLLISION_REMEDY}"
+                    f"{files.get_location(following)}: would have the same path in the dataset as "
+                    f"{files.get_location(row)}, {texts[row]!r}\n"
+                    f"{_COLLISION_REMEDY}"
                 )
     rows = np.array(order, np.int64)[is_kept]
     return files.take(rows), [texts[row] for row in rows.tolist()]
 
 
 def _check_paths(files: _Files, texts: Sequence[str]) -> None:
-    """Check that files of one folder can have some paths. Raises: ConfigError.
+    """Check that these paths are valid for files of one folder. Raises: ConfigError.
 
     Args:
         texts: the paths of the files, sorted.
@@ -244,7 +245,7 @@ def _check_paths(files: _Files, texts: Sequence[str]) -> None:
         if row < len(texts) and texts[row] == folder:
             location = files.get_location(bisect_left(texts, f"{folder}/"))
             raise ConfigError(
-                f"{location}: lies below another file of the dataset\n{_COLLISION_REMEDY}"
+                f"{location}: a parent folder of its path in the dataset is itself a file of the dataset\n{_COLLISION_REMEDY}"
             )
 
 
@@ -276,8 +277,7 @@ class _Folder(NamedTuple):
 
 
 def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]:
-    """Find the files that a pattern matches, and their states. Raises: DataError if a folder cannot
-    be read."""
+    """Yield the files that a pattern matches, with their states. Raises: DataError."""
     if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
         # `find` would also read the file's head and tail, which its other callers need
         with contextlib.suppress(MissingFileError):
@@ -285,7 +285,9 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
         return
     found = view.find(pattern)
     for folder, problem in found.unreadable.items():
-        raise DataError(folder, f"cannot be listed: {problem}")
+        raise DataError(
+            folder, f"cannot be listed: {problem}; make the folder readable for this user"
+        )
     # Taken out one by one: a million matches take as much memory as the lines made of them
     matches = found.files[::-1]
     found.files.clear()
@@ -295,7 +297,7 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
 
 
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
-    """Return for each URL of a web server the folder that it shares with the server's other URLs."""
+    """Return for each URL of a web server the folder that contains all of the server's URLs."""
     by_server: dict[str, list[str]] = {}
     for source in filter(is_web, sources):
         server = "/".join(source.split("/", 3)[:3])
@@ -308,8 +310,7 @@ def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _check_path(path: str, location: str) -> None:
-    """Check a file's path in the dataset. Raises: ConfigError if no file of a folder can have
-    it."""
+    """Check a file's path in the dataset. Raises: ConfigError if a file cannot have it."""
     parts = path.split("/")
     sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     if (

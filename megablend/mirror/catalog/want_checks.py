@@ -1,4 +1,4 @@
-"""Checks of a want before it enters the catalog: whether its nodes exist, and whether it can fit."""
+"""Checks of a want before it enters the catalog: that its nodes exist, and that it can fit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _SHARE_SECONDS = 10.0
-"""The longest wait for this node's share, which is unknown until the nodes have met."""
+"""The maximum time to wait for this node's share, which is unknown until the nodes have met."""
 
 
 def choose_copies(want: Want, nodes: Cluster | None) -> Want:
-    """Return the want with its number of copies. Raises: ConfigError if the cluster does not have
-    its nodes; ResourceError if they are not known yet.
+    """Return the want with its number of copies. Raises: ConfigError if a node of the want is not
+    in the cluster; ResourceError if the nodes are not known yet.
 
     Args:
         nodes: the nodes of a cluster with etcd; None without one.
@@ -35,21 +35,21 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
     names = nodes.names
     if not names and (want.nodes or want.copies):
         raise ResourceError(
-            f"{want.target}: the nodes have not connected to one another yet\ntry again when they have: "
-            "`megablend node status` names those that have joined"
+            f"{want.target}: the nodes have not connected to one another yet\n"
+            "try again when they have: `megablend node status` shows which nodes have joined"
         )
     for node in want.nodes:
         if node not in names:
             near = did_you_mean(node, names, before=": ")
             raise ConfigError(
                 f"{node!r} is not one of the {len(names)} nodes{near}\n"
-                "`megablend node status` shows the name of this node: host:port"
+                "give the host:port of a node; `megablend node status` shows that of this one"
             )
     num_nodes = len(want.nodes or names)
     if want.copies > num_nodes:
         raise ConfigError(
             f"{want.target}: {want.copies} copies cannot be kept on {num_nodes} nodes\n"
-            "request fewer, or `all`, or list more nodes"
+            "request fewer copies, or `all`, or name more nodes"
         )
     if want.nodes and not want.copies:
         return replace(want, copies=min(nodes.copies, num_nodes))
@@ -57,7 +57,7 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
 
 
 async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
-    """Check that this node's share of a revision can ever fit. Raises: ConfigError."""
+    """Check that this node's share of a revision can fit at all. Raises: ConfigError."""
     if want.nodes and holding.catalog.own not in want.nodes:
         return
     try:
@@ -76,8 +76,8 @@ async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
 
 
 async def _find_sizes(want: Want, revision: Revision, holding: Holding) -> tuple[int, int]:
-    """Return the bytes of this node's share of a revision, and the bytes of other files that are
-    pinned, or 0 if the want is not pinned itself."""
+    """Return the number of bytes of this node's share of a revision, and of other pinned files; the
+    second number is 0 if the want is not pinned."""
     share = await holding.find_share(want, revision)
     sizes = await asyncio.to_thread(share.find_sizes)
     united = sizes

@@ -37,14 +37,14 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, drop_empty
 
 DURABLE = 1
-"""Flag of a record: the held pages of the block are on the disk, and survive a loss of power."""
+"""A flag of a record: the held pages of the block are on the disk, and survive a power failure."""
 RETIRED = (1 << 64) - 1
 """The value of the counter of punches after the owner gave the file up."""
 HEADER_BYTES = 4096
 FIRST_WORD = HEADER_BYTES // 8
-"""Index of the first word of the first record, in 64-bit words."""
+"""The index of the first word of the first record, in 64-bit words."""
 SEAL_BITS = 40
-"""Bits of a record's second word below its seal."""
+"""The number of bits of a record's second word below its seal."""
 PRIME = (1 << 24) - 3
 """The greatest prime below 2**24, so that a seal fits into the 24 bits above SEAL_BITS."""
 _BELOW_SEAL = (1 << SEAL_BITS) - 1
@@ -60,7 +60,7 @@ WORD_FACTORS: Uint64s = np.arange(1, PAGE_BYTES // 4, 2, dtype=np.uint64) * np.u
 )
 """An odd factor for each word of a page: uint64 [512]."""
 _IS_ORDERED = platform.machine() == "x86_64"
-"""Whether the processor alone keeps the order that `fence` enforces."""
+"""Whether the processor itself keeps the order that `fence` enforces."""
 
 
 class Record(NamedTuple):
@@ -160,8 +160,8 @@ class BlockMap:
         if len(text) > HEADER_BYTES - _JSON_OFFSET:
             raise DataError(
                 self.key.location,
-                f"its location and etag need {len(text)} bytes, but a mirror has room for "
-                f"{HEADER_BYTES - _JSON_OFFSET}; leave the file's folder out of `prefixes`",
+                f"its location and etag need {len(text)} bytes, but a mirror has room for {HEADER_BYTES - _JSON_OFFSET} "
+                "bytes; leave the file's folder out of `prefixes`",
             )
         self.boot = boot
         head = _HEAD.pack(_MAGIC, self.key.size, BLOCK_BYTES.bit_length() - 1, len(text))
@@ -196,7 +196,7 @@ class BlockMap:
         record[0] = np.uint64(pages)
 
     def held(self, *, without: int = 0) -> Pages:
-        """Return the held pages, except in blocks that have any of the flags `without`."""
+        """Return the held pages, except those of blocks that have any of the flags `without`."""
         pages = self._records[:, 0].copy()
         words = self._records[:, 1].copy()
         pages[~_are_sealed(pages, words) | (words & np.uint64(without << 32) != 0)] = 0
@@ -209,7 +209,7 @@ class BlockMap:
         return drop_empty(pages.blocks, pages.masks & ~held)
 
     def find_damage(self) -> list[int]:
-        """List the blocks whose seal is wrong."""
+        """Return the blocks whose seal is wrong."""
         records = self._records.copy()
         damaged: list[int] = np.flatnonzero(~_are_sealed(records[:, 0], records[:, 1])).tolist()
         return damaged
@@ -231,6 +231,6 @@ def _checksum_header(head: bytes, boot: bytes, text: bytes) -> int:
 
 
 def _are_sealed(pages: Uint64s, words: Uint64s) -> Bools:
-    """Whether the seal of each record is right, given its first and its second word."""
+    """Return whether the seal of each record is right, given its two words."""
     sealed: Bools = (pages ^ words) % np.uint64(PRIME) == 0
     return sealed

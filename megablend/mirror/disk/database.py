@@ -2,8 +2,8 @@
 when files were last used.
 
 Each row has a checksum, and a damaged row counts as missing. A database that SQLite cannot read is
-replaced by an empty one, and what cannot be written is forgotten, since its contents can be obtained
-again (see `is_lasting` for others).
+replaced by an empty one, and rows that cannot be written are dropped, since the contents can be
+obtained again (if not, see `is_lasting`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
 _RESTORE = "; restore it, or remove it and request the datasets again"
 _REMOVE = "; the file may also be removed: it is created again"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
-"""Words of SQLite's messages about a disk that fails, rather than a damaged database."""
+"""Parts of SQLite's messages that indicate a failing disk rather than a damaged database."""
 
 
 class Database:
-    """Values by kind and name, in an SQLite file. If the disk fails, a warning says so, and the
+    """Values by kind and name, in an SQLite file. If the disk fails, a warning is logged, and the
     database counts as empty.
 
     Args:
-        is_lasting: whether the contents cannot be obtained again. If so, the methods raise DataError
-            if the disk fails, a damaged database is an error, as is a damaged row in `get_all`, and
+        is_lasting: whether the contents cannot be obtained again. If so, the methods raise
+            DataError if the disk fails or the database is damaged (`get_all` also if a row is), and
             nothing is replaced.
     """
 
@@ -51,7 +51,7 @@ class Database:
         self._log = LimitedLog()
 
     def get(self, kind: str, name: str) -> bytes | None:
-        """Return the value of a name; None if it has none."""
+        """Return the value of a name; None if there is none."""
         rows = self._run(_GET, [(kind, _encode(name))])
         return _select_sound(kind, rows).get(name)
 
@@ -85,7 +85,7 @@ class Database:
             Path(f"{self._path}{end}").unlink(missing_ok=True)
 
     def _run(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Execute a statement, after replacing a damaged database. Raises: DataError if it is
+        """Execute a statement. A damaged database is replaced. Raises: DataError if it is
         lasting."""
         try:
             try:
@@ -130,7 +130,7 @@ def _checksum(kind: str, name: bytes, value: bytes) -> int:
 
 
 def _select_sound(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
-    """Return the values by name of the rows whose checksum is right."""
+    """Return the values of the rows whose checksum is right, by name."""
     return {
         name.decode("utf-8", "surrogateescape"): value
         for name, value, checksum in rows
@@ -150,7 +150,7 @@ class SourceState(NamedTuple):
 
 
 class SourceStates:
-    """States of source files by location, whether pages of them are held or not."""
+    """The states of source files, by location, including files of which no pages are held."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -161,5 +161,5 @@ class SourceStates:
         return None if value is None else SourceState(*json.loads(value))
 
     def put(self, location: str, state: SourceState) -> None:
-        """Remember the state of a file."""
+        """Store the state of a file."""
         self._database.put("state", {location: json.dumps(state).encode()})

@@ -1,4 +1,4 @@
-"""System calls by which the owner uses the disk, in one place, so that tests can make each fail."""
+"""The owner's system calls for the disk, in one place, so that tests can make each of them fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megablend.errors import DataError, MissingFileError
 from megablend.system.failures import cause_of, remedy_of
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of errors that mean a full disk or quota."""
+"""The numbers of errors that indicate a full disk or quota."""
 _KEEP_SIZE_PUNCH_HOLE = 1 | 2
 """Linux's FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE."""
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -22,7 +22,7 @@ _fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 
 
 def punch_hole(fd: int, offset: int, size: int) -> None:
-    """Give a range of a file back to the file system; it reads as zeros then. Raises: OSError."""
+    """Return a range of a file to the file system; it then reads as zeros. Raises: OSError."""
     if _fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, size):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -37,19 +37,19 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def count_free(path: Path) -> int:
-    """Return the bytes that are free for this user on a file system. Raises: OSError."""
+    """Return the number of bytes on a file system that are free for this user. Raises: OSError."""
     file_system = os.statvfs(path)
     return file_system.f_bavail * file_system.f_frsize
 
 
 def check_writable(path: Path) -> None:
-    """Raises: OSError if the file system has become read-only."""
+    """Check that a file system can be written. Raises: OSError if it has become read-only."""
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 class DiskCalls(NamedTuple):
-    """The calls; each raises OSError."""
+    """The system calls of an owner; each raises OSError if it fails."""
 
     write: Callable[[int, memoryview, int], None] = write_all
     """Writes data to a file. Arguments: descriptor, data, offset."""
@@ -68,6 +68,6 @@ class DiskCalls(NamedTuple):
 
 
 def disk_error(path: Path, error: OSError) -> DataError:
-    """Make the error for a file of the mirror that could not be written or read."""
+    """Return the error for a file of the mirror that could not be written or read."""
     kind = MissingFileError if isinstance(error, FileNotFoundError) else DataError
-    return kind(str(path), f"the mirror's disk fails: {cause_of(error)}: {remedy_of(error.errno)}")
+    return kind(str(path), f"the mirror's disk failed: {cause_of(error)}; {remedy_of(error.errno)}")

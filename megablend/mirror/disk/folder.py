@@ -40,9 +40,9 @@ _FORMAT = 1
 _TEMPORARY_PREFIX = ".mirror-"
 _LEFT_BY_SYSTEM = {"lost+found"}
 _MAX_BYTES = 1 << 16
-"""Most bytes of a marker or a lock file that are read."""
+"""The maximum number of bytes of a marker or a lock file that are read."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENOLCK)
-"""Numbers of errors by which a file system refuses what it does not support."""
+"""The numbers of errors with which a file system refuses what it does not support."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -57,7 +57,7 @@ class FileKey(NamedTuple):
     """Its path or URL, without a query."""
     etag: str
     size: int
-    """Bytes."""
+    """The size in bytes."""
 
     @property
     def digest(self) -> str:
@@ -70,7 +70,7 @@ class FileKey(NamedTuple):
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
     def pack(self) -> bytes:
-        """Encode all but the size for the file's map or copy: JSON {location, etag, found}."""
+        """Encode all but the size, for the file's map or copy: JSON {location, etag, found}."""
         # `found` was a time; earlier versions look for it
         return json.dumps({"location": self.location, "etag": self.etag, "found": 0.0}).encode()
 
@@ -88,13 +88,14 @@ def boot_id() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MirrorFolder:
-    """A folder that holds a mirror, as its marker says."""
+    """A folder that contains a mirror, as its marker shows."""
 
     path: Path
     id: str
-    """Random hex digits in the marker: a mirror that replaces another at its path has another id."""
+    """Random hex digits in the marker: a mirror that replaces one at the same path has another
+    id."""
     group: str | None = None
-    """The group whose members may read the mirror; known to the owner only."""
+    """The group whose members may read the mirror; only the owner knows it."""
 
     @classmethod
     def create(
@@ -117,7 +118,7 @@ class MirrorFolder:
             }
             if names and _MARKER not in names:
                 raise ConfigError(
-                    f"{path}: is not empty, and is not a mirror: it contains {min(names)!r}\n"
+                    f"{path}: is neither empty nor a mirror: it contains {min(names)!r}\n"
                     "set `mirror.folder` to an empty folder, or to one that does not exist yet"
                 )
             if not names:
@@ -144,13 +145,13 @@ class MirrorFolder:
 
     @property
     def socket_path(self) -> Path:
-        """Path of the unix socket on which the owner listens."""
+        """The path of the unix socket on which the owner listens."""
         return self.path / "node.sock"
 
     @contextlib.contextmanager
     def socket_address(self) -> Iterator[str]:
-        """The address of that socket, as long as the context lasts: an address has at most 107
-        bytes, and a path may be longer."""
+        """Provide the address of that socket inside the context: an address has at most 107 bytes,
+        and a path may be longer."""
         fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{fd}/{self.socket_path.name}"
@@ -159,24 +160,24 @@ class MirrorFolder:
 
     @property
     def database_path(self) -> Path:
-        """Path of the owner's small tables."""
+        """The path of the owner's small tables."""
         return self.path / "mirror.db"
 
     @property
     def datasets_path(self) -> Path:
-        """Path of the table of wanted datasets; it exists if any were ever wanted."""
+        """The path of the table of wanted datasets; it exists if any were ever wanted."""
         return self.path / "datasets.db"
 
     def data_path(self, digest: str) -> Path:
-        """Path of the copy of a file."""
+        """Return the path of the copy of a file."""
         return self.path / "files" / digest[:2] / f"{digest}.data"
 
     def map_path(self, digest: str) -> Path:
-        """Path of the map of a file's pages; small files have no map."""
+        """Return the path of the map of a file's pages; small files have no map."""
         return self.path / "files" / digest[:2] / f"{digest}.map"
 
     def open_to_group(self, path: Path) -> None:
-        """Give a folder its group and permissions. Raises: OSError; ConfigError without the group."""
+        """Set a folder's group and mode. Raises: OSError; ConfigError if the group is unknown."""
         if self.group is None:
             path.chmod(0o700)
             return
@@ -191,11 +192,11 @@ class MirrorFolder:
 
     @property
     def file_mode(self) -> int:
-        """Permissions of copies and maps."""
+        """The permissions of copies and maps."""
         return 0o400 if self.group is None else 0o440
 
     def remove(self) -> None:
-        """Delete the mirror's files, except copies, and the folder if nothing else is in it."""
+        """Delete the mirror's files except copies, and the folder if nothing else is in it."""
         for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -212,12 +213,14 @@ class MirrorFolder:
         except (OSError, ConfigError):
             pass
         raise MissingFileError(
-            str(self.path), "the mirror's folder was removed or replaced while it was in use"
+            str(self.path),
+            "the mirror's folder was removed or replaced while it was in use; the next node process makes a new "
+            "mirror",
         )
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the folder until the context or this process ends. Raises: FolderInUseError if
+        """Hold the folder's lock until the context or this process ends. Raises: FolderInUseError if
         another process owns it; ConfigError if the lock cannot be written."""
         path = self.path / _LOCK
         with _as_config_error(path):
@@ -230,7 +233,7 @@ class MirrorFolder:
                 except BlockingIOError:
                     raise FolderInUseError(
                         f"{self.path}: another node process owns this mirror: {self.read_owner()}\n"
-                        "use it, stop it, or set another `folder`"
+                        "stop it with `megablend node stop`, or set another `mirror.folder`"
                     ) from None
                 file.truncate(0)
                 file.write(json.dumps({"pid": os.getpid()}).encode())
@@ -238,7 +241,7 @@ class MirrorFolder:
             yield
 
     def read_owner(self) -> dict[str, Any]:
-        """Read {"pid": int} of the last process that owned the folder; empty if there was none."""
+        """Return {"pid": int} of the last process that owned the folder; {} if there was none."""
         with contextlib.suppress(OSError, ValueError):
             owner = parse_json(read_regular(self.path / _LOCK, _MAX_BYTES))
             return owner if isinstance(owner, dict) else {}
@@ -319,7 +322,7 @@ def _write_new(path: Path, content: dict[str, Any]) -> None:
 
 
 def _check_file_system(path: Path, calls: DiskCalls) -> None:
-    """Check that the file system has all that a mirror needs. Raises: ConfigError; OSError."""
+    """Check that the file system has what a mirror needs. Raises: ConfigError; OSError."""
     with tempfile.TemporaryFile(dir=path) as file:
         fd = file.fileno()
         feature = "holes in files"
@@ -337,7 +340,7 @@ def _check_file_system(path: Path, calls: DiskCalls) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_seen and has_holes:
                 return
-            feature = "holes in files, or no shared memory mappings"
+            feature = "holes in files or shared memory mappings"
             problem = "a punched hole, or data written through a mapping, is not visible"
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -357,5 +360,5 @@ def _as_config_error(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be used for a mirror: {cause_of(error)}\n"
-            "get permission for it, or set another `mirror.folder`"
+            "give this user access to it, or set another `mirror.folder`"
         ) from error

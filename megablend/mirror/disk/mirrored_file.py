@@ -26,13 +26,13 @@ from megablend.mirror.disk.stored_file import SMALL_BYTES, read_small
 from megablend.storage.base import Bytes
 
 _TRIES = 4
-"""Reads after which pages count as missing: the owner may make other holes during each."""
+"""The maximum number of attempts to read pages: the owner may make holes during each of them."""
 _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class MirroredFile:
-    """Reads the held pages of one file. Thread-safe, and usable in a forked child. Closed when
-    nothing refers to it any longer.
+    """Reads the held pages of one file. It is thread-safe, can be used in a forked child, and is
+    closed when nothing refers to it any longer.
 
     A reader loads the map's counter of punches, sees that all pages are held, reads, and loads the
     counter again. The owner takes pages out of the map, increments the counter, and only then makes
@@ -48,7 +48,7 @@ class MirroredFile:
     @classmethod
     def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
         """Open a mirrored file. Returns: None if no page of it is known to be held. Raises:
-        DataError if the folder's files cannot be opened; MissingFileError if the folder is gone."""
+        DataError if its files cannot be opened; MissingFileError if the folder no longer exists."""
         digest = key.digest
         if key.size == 0:
             return _WholeFile(b"")
@@ -79,8 +79,8 @@ class MirroredFile:
 
     @property
     def is_current(self) -> bool:
-        """Whether the owner has not given the file up. If it has, there may be another file at the
-        same path, which has to be opened anew."""
+        """Whether the owner has kept this copy of the file. If not, there may be another one at the
+        same path, which has to be opened."""
         return self._map.punches != RETIRED
 
     @property
@@ -99,8 +99,8 @@ class MirroredFile:
             offsets, sizes: int64 [n], the ranges, in bytes.
             begins: int64 [n], where in `out` the bytes of each range begin.
 
-        Returns: False if a page is not held, or was evicted meanwhile: nothing in `out` is valid
-            then.
+        Returns: False if a page is not held, or was evicted in the meantime; `out` is then not
+            valid.
 
         Raises: DataError if the disk fails.
         """
@@ -122,8 +122,8 @@ class MirroredFile:
         return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """Like `read_into`, without a check that the ranges are held. Returns: False if a range
-        goes beyond the end of the copy. Raises: DataError."""
+        """Read ranges as `read_into` does, without a check that they are held. Returns: False if a
+        range goes beyond the end of the copy. Raises: DataError."""
         try:
             if len(sizes) == 1:
                 size = int(sizes[0])
@@ -139,7 +139,8 @@ class MirroredFile:
             raise disk_error(self.path, error) from error
 
     def _are_held(self, offsets: Int64s, sizes: Int64s) -> bool:
-        """Whether all pages of some ranges are held. In plain Python, since ranges are few."""
+        """Return whether all pages of some ranges are held. This is plain Python, since there are
+        only a few ranges."""
         words = self._words
         try:
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
@@ -161,7 +162,7 @@ class MirroredFile:
 
 
 def _contains_bytes(pages: int, begin: int, stop: int) -> bool:
-    """Whether the mask of a block contains the pages of a range.
+    """Return whether the mask of a block contains the pages of a range.
 
     Args:
         begin, stop: the range, in bytes from the block's beginning; it may exceed the block.
@@ -182,7 +183,7 @@ class _WholeFile(MirroredFile):
         self._data = np.frombuffer(data, np.uint8)
 
     def __del__(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since no file is open."""
 
     def find_missing(self, pages: Pages) -> Pages:
         return subtract(pages, pages_of_file(len(self._data)))

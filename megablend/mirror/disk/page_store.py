@@ -48,7 +48,7 @@ from megablend.system.log import LOG
 _NAME = re.compile(r"([0-9a-f]{32})\.(data|map|data\.new)")
 _MAX_OPEN_FILES = 256
 _UNSYNCED_BYTES = 64 << 20
-"""New bytes after which a sync is due: what is not durable is lost with the machine's power."""
+"""The new bytes after which a sync is due: a power failure destroys pages that are not durable."""
 _UNSYNCED_SECONDS = 30.0
 
 
@@ -57,7 +57,7 @@ class ScrubReport(NamedTuple):
 
     num_bytes: int
     wrong: list[tuple[FileKey, Pages]]
-    """Pages that differed from their checksums, and are no longer held."""
+    """The pages that differed from their checksums, and are no longer held."""
     is_round_done: bool
     """Whether this part was the last one of a round through all files."""
 
@@ -79,14 +79,14 @@ class _KnownFile:
 
 
 class PageStore:
-    """Writes, reads and evicts pages, for one thread at a time; recovers those of earlier owners.
+    """Writes, reads, recovers and evicts pages. Used by one thread at a time.
 
     Methods that write or read raise DataError if the disk fails. Then their pages are not held.
 
     Args:
         folder: the mirror's folder, whose lock the caller holds.
-        size: the most bytes of pages that may be held; None for no limit.
-        reserve: bytes of the file system that are left free for others.
+        size: the maximum number of bytes of pages that are held; None for no limit.
+        reserve: the number of bytes of the file system that are left free for others.
         evicts: whether size and reserve are enforced at once, not only by later calls.
     """
 
@@ -112,12 +112,12 @@ class PageStore:
         self._room = Room(self._list_held, self._find_held)
         self._num_held = 0
         self.num_evicted = 0
-        """Pages evicted since the start."""
+        """The number of pages evicted since the start."""
         self._num_uses = 0
         self._unsaved_uses = set[str]()
-        """Digests of the files whose last use is not in the database yet."""
+        """The digests of the files whose last use is not in the database yet."""
         self._unsynced_files = set[str]()
-        """Digests of the files with pages that are not durable yet."""
+        """The digests of the files with pages that are not durable yet."""
         self._unsynced_bytes = 0
         self._synced_at = time.monotonic()
         self._to_scrub = self._list_for_scrub()
@@ -127,7 +127,7 @@ class PageStore:
 
     def _recover(self) -> None:
         """Register the pages of existing files that can be trusted: the previous owner may have
-        been killed, or the machine have lost its power."""
+        been killed, or the machine may have lost power."""
         endings: dict[str, set[str]] = {}
         for path in (self.folder.path / "files").glob("??/*"):
             name = _NAME.fullmatch(path.name)
@@ -146,7 +146,7 @@ class PageStore:
             )
 
     def _recover_file(self, digest: str, endings: set[str], use: int) -> int:
-        """Register a file, if it can be trusted. Returns: how many of its pages were lost."""
+        """Register a file, if it can be trusted. Returns: the number of its lost pages."""
         stored = None
         num_lost = 0
         if "data.new" in endings:
@@ -190,12 +190,12 @@ class PageStore:
         return self._open(key.digest).map.held()
 
     def missing(self, key: FileKey, pages: Pages) -> Pages:
-        """Return the pages that are not held. Of a file under 64 KiB these are all pages of the
-        file, or none, since it is written as a whole."""
+        """Return the pages that are not held. For a file under 64 KiB, these are all of its pages
+        or none, since it is written as a whole."""
         return self.missing_of(key.digest, key.size, pages)
 
     def missing_of(self, digest: str, size: int, pages: Pages) -> Pages:
-        """Like `missing`, given the digest and the size of the file instead of its key."""
+        """Return the same as `missing`, given the digest and the size of the file."""
         entry = self._entries.get(digest)
         is_small = size < SMALL_BYTES
         if entry is None or not entry.num_held:
@@ -203,7 +203,7 @@ class PageStore:
         return NO_PAGES if is_small else self._open(digest).map.missing(pages)
 
     def count_held(self, digests: Sequence[str]) -> Int64s:
-        """Return how many pages of each file are held, by counts in memory: int64 [files]."""
+        """Return how many pages of each file are held, from counts in memory: int64 [files]."""
         entries = map(self._entries.get, digests)
         return np.array([entry.num_held if entry else 0 for entry in entries], np.int64)
 
@@ -215,7 +215,7 @@ class PageStore:
             data: the bytes of all of `pages`, one after another.
             due: when they will be read, in monotonic seconds; infinite if never.
 
-        Returns: False, with nothing written, if too little may be evicted for them.
+        Returns: False if nothing was written, since too few other pages may be evicted.
         """
         digest = key.digest
         entry = self._entries.get(digest) or self._add(key, self._num_uses)
@@ -224,7 +224,7 @@ class PageStore:
         if not num_new:
             return True
         if subtract(new, pages):
-            raise ValueError(f"{key.location}: a file of {key.size} bytes is written as a whole")
+            raise ValueError(f"{key.location}: a file of {key.size} bytes must be written whole")
         if not self._make_room(num_new * PAGE_BYTES, due):
             return False
         try:
@@ -250,8 +250,8 @@ class PageStore:
         return True
 
     def make_room(self, key: FileKey, pages: Pages, due: float, in_flight: int = 0) -> bool:
-        """Evict enough for pages that are due at `due`, and for `in_flight` bytes of other pages.
-        Returns: False, with nothing evicted, if too few pages may be evicted."""
+        """Evict enough pages for those that are due at `due`, and for `in_flight` bytes of others.
+        Returns: False if nothing was evicted, since too few pages may be."""
         num_new = count_pages(self.missing(key, pages))
         return self._make_room(num_new * PAGE_BYTES + in_flight, due)
 
@@ -280,7 +280,7 @@ class PageStore:
         return None
 
     def drop(self, key: FileKey, pages: Pages) -> None:
-        """Remove pages that were found to be wrong, and with them all of a damaged block."""
+        """Remove pages that were found to be wrong, and all pages of damaged blocks."""
         digest = key.digest
         held = subtract(pages, self.missing(key, pages))
         if not held:
@@ -301,20 +301,20 @@ class PageStore:
         self._room.set_due(needs, grace)
 
     def is_complete(self, key: FileKey) -> bool:
-        """Whether all pages of a file are held, by their count in memory; its map is not read."""
+        """Return whether all pages of a file are held, by their count in memory, not by its map."""
         return int(self.count_held([key.digest])[0]) == -(-key.size // PAGE_BYTES)
 
     def set_kept(self, kept: Kept) -> None:
-        """Replace the blocks that are kept since datasets want them."""
+        """Replace the blocks that are kept because datasets want them."""
         self._room.set_kept(kept)
 
     def find_capacity(self) -> int:
-        """Return how many bytes may be held in all, given the space that other files leave now."""
+        """Return how many bytes of pages may be held, given the space that is free now."""
         return self._num_held * PAGE_BYTES - self._find_shortage(0)
 
     def remove_file(self, key: FileKey) -> int:
-        """Give up a whole file. Programs that have mapped its copy keep its bytes. Returns: the
-        bytes of the pages that were held."""
+        """Remove a whole file. Programs that have mapped its copy keep its bytes. Returns: the
+        number of bytes that were held."""
         entry = self._entries.get(key.digest)
         num_held = 0 if entry is None else entry.num_held
         if entry is not None and num_held:
@@ -323,8 +323,8 @@ class PageStore:
         return num_held * PAGE_BYTES
 
     def evict_to_reserve(self) -> None:
-        """Evict until size and reserve are respected, whatever is due, and sync if it is time. The
-        caller repeats it each second. Raises: MissingFileError if the folder was removed."""
+        """Evict pages, whatever their due times, until size and reserve are respected, and sync if
+        it is time. To be called each second. Raises: MissingFileError if the folder was removed."""
         self.folder.check()
         short = self._find_shortage(0)
         if short > 0:
@@ -369,7 +369,7 @@ class PageStore:
         return ScrubReport(num_bytes, wrong, True)
 
     def _list_for_scrub(self) -> Iterator[tuple[FileKey, Pages]]:
-        """Repair maps, and iterate over the held blocks, whose next reads come from the disk."""
+        """Repair maps, and yield the held blocks; the next read of each comes from the disk."""
         for digest, entry in list(self._entries.items()):
             is_small = entry.key.size < SMALL_BYTES
             if entry.num_held and not is_small:
@@ -407,7 +407,7 @@ class PageStore:
         return entry
 
     def _open(self, digest: str) -> StoredFile:
-        """Open a file of at least 64 KiB, created anew if no page is held or its map is damaged."""
+        """Open a file of at least 64 KiB; create it if no page is held or its map is damaged."""
         stored = self._open_files.pop(digest, None)
         if stored is None:
             entry = self._entries[digest]
@@ -435,11 +435,11 @@ class PageStore:
         self._num_held += num_more
 
     def _count_again(self, entry: _KnownFile, stored: StoredFile) -> None:
-        """Count the pages of a file that its map says are held: some may just have been given up."""
+        """Count the pages of a file again by its map: some may just have been removed."""
         self._add_to_count(entry, count_pages(stored.map.held()) - entry.num_held)
 
     def _remove(self, digest: str, pages: Pages) -> None:
-        """Give up pages. Raises: DataError if the disk fails; then they are not held, either."""
+        """Remove pages. Raises: DataError if the disk fails; they are then not held, either."""
         entry = self._entries[digest]
         if entry.key.size < SMALL_BYTES or is_whole(self.folder.data_path(digest)):
             self._add_to_count(entry, -entry.num_held)
@@ -454,7 +454,7 @@ class PageStore:
             self._discard(digest)
 
     def _evict(self, chosen: dict[tuple[str, int], int]) -> None:
-        """Give up pages, given their masks by digest and block."""
+        """Evict pages, given their masks by digest and block."""
         num_before = self._num_held
         rows = sorted((digest, block, mask) for (digest, block), mask in chosen.items())
         for digest, file_rows in groupby(rows, itemgetter(0)):
@@ -462,7 +462,7 @@ class PageStore:
         self.num_evicted += num_before - self._num_held
 
     def _make_room(self, needed: int, due: float) -> bool:
-        """Like `make_room`, for `needed` bytes."""
+        """Do the same as `make_room`, for `needed` bytes."""
         short = self._find_shortage(needed)
         chosen = self._room.choose(short, due) if short > 0 else {}
         if chosen is None:
@@ -471,8 +471,7 @@ class PageStore:
         return True
 
     def _find_shortage(self, needed: int) -> int:
-        """Return how many bytes to evict before `needed` more are written: 0 or less if none. Raises:
-        DataError."""
+        """Return how many bytes to evict before `needed` more are written. Raises: DataError."""
         try:
             if needed:
                 self._calls.check(self.folder.path)

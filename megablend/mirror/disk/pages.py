@@ -15,12 +15,12 @@ PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
 PORTION_BLOCKS = 4
-"""Blocks of a portion, which is requested at a time: only 1 MiB, since portions in flight are lost
-when a process is killed."""
+"""The number of blocks of a portion, which is requested at a time: only 1 MiB, since portions in
+flight are lost when a process is killed."""
 PIECE_BLOCKS = 32
-"""Blocks of a piece: 8 MiB of a file that have the same homes."""
+"""The number of blocks of a piece: 8 MiB of a file that have the same homes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
-"""The mask of a block that is held whole."""
+"""The mask of a block that is held completely."""
 _LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
 _ONE = np.uint64(1)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
@@ -36,7 +36,7 @@ class Pages(NamedTuple):
     """The masks of the blocks: uint64 [n], none of them 0. Bit i stands for page i of the block."""
 
     def __bool__(self) -> bool:
-        """Whether there are any pages."""
+        """Return whether there are any pages."""
         return len(self.blocks) > 0
 
     def at(self, rows: Any) -> Pages:
@@ -98,7 +98,7 @@ def _make_first(num_pages: int) -> Pages:
 
 
 _share_first = lru_cache(PAGES_PER_BLOCK + 1)(_make_first)
-"""As _make_first, with the same arrays for all files of one block, which may be millions."""
+"""Like _make_first, but with the same arrays for all files of one block, perhaps millions."""
 
 
 def unite(a: Pages, b: Pages) -> Pages:
@@ -108,7 +108,7 @@ def unite(a: Pages, b: Pages) -> Pages:
 
 
 def add_pages(sets: dict[K, Pages], key: K, pages: Pages) -> None:
-    """Add pages to the set of a key, which need not exist."""
+    """Add pages to the set of a key, which need not exist yet."""
     sets[key] = unite(sets.get(key, NO_PAGES), pages)
 
 
@@ -123,7 +123,7 @@ def subtract(a: Pages, b: Pages) -> Pages:
 
 
 def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Make a set of ascending blocks, without the blocks whose mask is 0."""
+    """Make a set of ascending blocks, leaving out those whose mask is 0."""
     return Pages(blocks, masks).at(masks != 0)
 
 
@@ -140,7 +140,7 @@ def count_each(masks: Uint64s) -> Int64s:
 
 
 def count_bytes(pages: Pages, file_size: int) -> int:
-    """Return how many bytes of a file of `file_size` bytes the pages contain."""
+    """Return how many bytes the pages contain of a file of `file_size` bytes."""
     last_page = (file_size - 1) // PAGE_BYTES
     is_in_last_block = pages.blocks == last_page // PAGES_PER_BLOCK
     last_bit = np.uint64(1 << last_page % PAGES_PER_BLOCK)
@@ -190,7 +190,7 @@ def split_portions(pages: Pages) -> list[Pages]:
 
 
 def piece_of(pages: Pages) -> int:
-    """Return the number of the piece that contains pages of one piece."""
+    """Return the number of the piece that contains the pages, which must be of one piece."""
     return int(pages.blocks[0]) // PIECE_BLOCKS
 
 

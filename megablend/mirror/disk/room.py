@@ -29,19 +29,19 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages, merge_rows, subtract
 
 NEVER = 1 << 62
-"""Greater than all due times in microseconds, and than all counts of uses."""
+"""A number that is greater than all due times in microseconds, and than all counts of uses."""
 PAST_SECONDS = 2.0
-"""The default of `grace`: seconds after its due time from which a page counts as having none."""
+"""The default of `grace`: seconds after which a due time that has passed no longer counts."""
 WANTED = -(NEVER >> 1)
-"""Less than the keys of pages with a due time, greater than those of pages that nobody wants."""
+"""A number between the keys of pages with a due time and those of pages that nobody wants."""
 _MAX_DUE = 1e12
-"""Later due times, in seconds, count as this one, whose key is still greater than WANTED."""
+"""The maximum due time in seconds: later ones count as this, so that keys stay above WANTED."""
 PINNED = NEVER
-"""Greater than the keys of all pages that may be evicted."""
+"""A number that is greater than the keys of all pages that may be evicted."""
 _SORT_SECONDS = 2.0
-"""Seconds after which the queue is sorted again, since due times pass; `grace` if it is less."""
+"""Seconds after which the queue is sorted again, since due times pass, unless `grace` is less."""
 _SORT_SHARE = 20
-"""Least pause between sorts, in durations of the last one: sorting takes a 20th of the time."""
+"""The minimum pause between sorts, in durations of the last one, so that sorting takes 5 %."""
 _MIN_SORTED = 4096
 _SORTED_FRACTION = 16
 """After a sort, the queue has the first 1/16 of the blocks, but at least _MIN_SORTED."""
@@ -55,7 +55,7 @@ class Need(NamedTuple):
 
     key: FileKey
     pages: Pages
-    """Here blocks may be in any order and repeat. The earliest of a page's due times counts."""
+    """The pages. Blocks may be in any order and repeat; the earliest due time of a page counts."""
     due: Float64s
     """The monotonic time at which each row is read; infinite if never: float64 [rows]."""
 
@@ -141,8 +141,8 @@ class Room:
         self._uses[digest][pages.blocks] = use
 
     def record_write(self, digest: str, pages: Pages, due: float, use: int) -> None:
-        """Record that pages were written, as use number `use`. `due`: when they will be read;
-        infinite if never."""
+        """Record that pages were written, as use number `use`. They will be read at `due`, or never
+        if it is infinite."""
         self.touch(digest, pages, use)
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             if due < math.inf:
@@ -194,7 +194,7 @@ class Room:
         return chosen
 
     def _list_by_key(self, digest: str, block: int, held: int) -> list[tuple[int, int]]:
-        """Return the held pages of a block as (key, mask), the first to be evicted first."""
+        """Return the held pages of a block as (key, mask), in the order of their eviction."""
         key_without_due = int(self._keys_without_due(digest, block))
         if key_without_due >= PINNED:
             return [(key_without_due, held)] if held else []
@@ -280,8 +280,8 @@ class Room:
 
 
 def _key_of(due: float) -> int:
-    """Return the key of pages that are due at `due`, in seconds: the later, the smaller. A time that
-    is too far off to be sent is infinite; its key is still above that of wanted pages."""
+    """Return the key of pages that are due at `due`, in seconds; later pages have smaller keys.
+    Even pages that are never due have greater keys than wanted pages."""
     return -round(min(due, _MAX_DUE) * 1_000_000)
 
 
@@ -293,6 +293,6 @@ def concatenate(needs: Sequence[Need]) -> tuple[Pages, Float64s]:
 
 
 def _sort(needs: Sequence[Need]) -> Need:
-    """Make one need of all needs of a file, sorted by block."""
+    """Combine all needs of a file into one, sorted by block."""
     need = Need(needs[0].key, *concatenate(needs))
     return need.at(np.argsort(need.pages.blocks, kind="stable"))

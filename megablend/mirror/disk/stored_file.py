@@ -2,7 +2,7 @@
 process, the machine or the disk may fail at any time.
 
 A source file under 64 KiB is mirrored as one file without a map. It is held whole or not at all,
-and appears and is removed whole, so that bytes that were read from it stay right.
+and appears and is removed whole, so that bytes that were read from it remain valid.
 
     size bytes   the bytes of the source file
     n bytes      JSON by FileKey.pack
@@ -53,7 +53,7 @@ _MAGIC = b"MBSF\0\0\0\1"
 _MAX_CONTENT_BYTES = SMALL_BYTES + (64 << 10)
 _CHECKSUM_MASK = 0xFFFFFFFF
 _SLACK_BYTES = 1 << 20
-"""Bytes that a copy may occupy beyond its held pages before `repair` makes holes again."""
+"""The bytes that a copy may occupy beyond its held pages before `repair` makes holes again."""
 
 
 class StoredFile:
@@ -157,7 +157,7 @@ class StoredFile:
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
-        """Take pages out of the map, and make holes of them. Returns: how many were held.
+        """Take pages out of the map, and make holes of them. Returns: how many of them were held.
 
         Raises: DataError if the disk fails. Then the pages are not held, either.
         """
@@ -202,7 +202,7 @@ class StoredFile:
 
     def recover(self, boot: bytes) -> int:
         """Keep the blocks of a previous owner that can be trusted: durable ones, and others if the
-        machine was not restarted since, or if their checksum is right. Returns: how many pages
+        machine was not restarted since then, or if their checksum is right. Returns: how many pages
         were removed. Raises: DataError."""
         self.repair()
         num_lost = 0
@@ -215,7 +215,7 @@ class StoredFile:
 
     def repair(self) -> None:
         """Write the header again, give up blocks whose records are damaged, and make holes of pages
-        that are not held, in case an owner ended before it did so. Raises: DataError."""
+        that are not held, in case an owner exited before it had done so. Raises: DataError."""
         self.map.store_header(self.map.boot)
         damaged = self.map.find_damage()
         for block in damaged:
@@ -318,8 +318,8 @@ def discard(folder: MirrorFolder, digest: str) -> None:
 
 
 def is_whole(copy: Path) -> bool:
-    """Whether a file's copy is given up only as a whole: another folder has a hard link to it, or had
-    one, so programs may have mapped it."""
+    """Return whether a file's copy may only be removed as a whole: another folder has a hard link
+    to it, or had one, so programs may have mapped it."""
     try:
         state = copy.stat()
     except OSError:
@@ -328,7 +328,7 @@ def is_whole(copy: Path) -> bool:
 
 
 def keep_whole(link: Path) -> None:
-    """Mark a copy, by a hard link to it, so that `is_whole` also returns True without the link."""
+    """Mark a copy, given a hard link, so that `is_whole` returns True even without the link."""
     state = link.lstat()
     if stat.S_ISREG(state.st_mode) and state.st_nlink > 1:
         link.chmod(stat.S_IMODE(state.st_mode) | stat.S_ISVTX)

@@ -1,4 +1,4 @@
-"""Which nodes there are, and which of them keep a piece of a file.
+"""The nodes of a cluster, and which of them keep a piece of a file.
 
 homes      the nodes that keep a piece, by rendezvous hashing
 launchers  the list of nodes, from settings, a file, Slurm or torchrun, and this machine's entry

@@ -1,6 +1,7 @@
 """A client of etcd, 3.4 and later: the few calls of its JSON gateway that are needed, over aiohttp.
 
-Keys are text, values are bytes. Requests go to one endpoint, and to the next one if it is away.
+Keys are text, values are bytes. Requests go to one endpoint, and to the next one if that does not
+respond.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from megablend.system.log import LOG
 
 _PATIENCE_SECONDS = 5.0
 _SILENT_SECONDS = 30.0
-"""A watch is begun anew after this time without news, since its connection may be dead."""
+"""A watch is started again after this time without events, since its connection may be dead."""
 _FAILED_PRECONDITION = 9
 """gRPC's code for a request that etcd's state does not allow."""
 _UNAVAILABLE = (2, 4, 8, 13, 14)
-"""gRPC's codes for failures that may pass: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL
-and UNAVAILABLE."""
+"""gRPC's codes for temporary failures: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL and
+UNAVAILABLE."""
 
 
 class EtcdAwayError(ResourceError):
@@ -76,12 +77,12 @@ class Etcd:
         self._token = ""
         self._http: aiohttp.ClientSession | None = None
         self.away_since: float | None = None
-        """The time at which etcd was found to be away, in seconds since 1970; None while it
+        """The time at which etcd became unreachable, in seconds since 1970; None while it
         responds."""
         self.away_at = -math.inf
-        """The monotonic time at which etcd was last found to be away, or to be back."""
+        """The monotonic time at which etcd last became unreachable, or responded again."""
         self.trouble = ""
-        """Why etcd does not respond; empty while it does."""
+        """Why etcd does not respond; "" while it does."""
         self._has_responded = False
 
     async def close(self) -> None:
@@ -90,8 +91,7 @@ class Etcd:
             await self._http.close()
 
     async def get(self, prefix: str) -> tuple[dict[str, Value], int]:
-        """Read all keys below a prefix. Returns: their values, and the revision of etcd at that
-        time."""
+        """Read all keys below a prefix. Returns: their values, and the present revision of etcd."""
         answer = await self._ask("kv/range", _range_of(prefix))
         values = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
         return values, _revision_of(answer)
@@ -114,9 +114,10 @@ class Etcd:
             expected: revisions of keys; 0 for a key that must not exist.
             puts: new values of keys.
             deletes: keys to delete.
-            lease: the lease with which the new values end; 0 for none.
+            lease: the lease with which the new values expire; 0 for none.
 
-        Returns: the revision of etcd with the changes; None if a key was not as expected.
+        Returns: the revision of etcd with the changes; None if a key was not at its expected
+            revision.
         """
         request = {
             "compare": [
@@ -135,12 +136,12 @@ class Etcd:
         return _revision_of(answer) if answer.get("succeeded") else None
 
     async def grant(self, seconds: float) -> int:
-        """Take a lease, which ends after `seconds` unless it is renewed. Returns: its id."""
+        """Request a lease, which expires after `seconds` unless it is renewed. Returns: its id."""
         answer = await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))})
         return int(answer["ID"])
 
     async def keep(self, lease: int) -> bool:
-        """Renew a lease for all of its time. Returns: False if it has ended."""
+        """Renew a lease for its full duration. Returns: False if it has expired."""
         answer = await self._ask("lease/keepalive", {"ID": str(lease)})
         return int(answer["result"].get("TTL", 0)) > 0
 
@@ -148,7 +149,7 @@ class Etcd:
         self, prefix: str, from_revision: int
     ) -> AsyncIterator[list[tuple[str, Value | None, int]]]:
         """Wait for changes below a prefix, from a revision on. Yields lists of a key, its value
-        (None if it was deleted) and its revision. Ends with an error only. Raises: StartOverError
+        (None if it was deleted) and its revision. Ends only with an error. Raises: StartOverError
         if etcd has forgotten these changes, has lost its data, or asks for the password again."""
         while True:
             request = _range_of(prefix) | {"start_revision": str(from_revision)}
@@ -199,14 +200,16 @@ class Etcd:
             self._has_responded = True
             if self.away_since is not None:
                 self.away_at = time.monotonic()
-                LOG.warning("mirror: etcd is back after %.0f s", time.time() - self.away_since)
+                LOG.warning(
+                    "mirror: etcd responds again after %.0f s", time.time() - self.away_since
+                )
                 self.away_since = None
                 self.trouble = ""
             return answer
         raise self._note_away("; ".join(problems))
 
     def _turn_away(self, endpoint: str) -> None:
-        """Ask this endpoint last from now on."""
+        """Move this endpoint to the end of the list."""
         self._endpoints.sort(key=lambda each: each == endpoint)
 
     def _note_away(self, trouble: str) -> EtcdAwayError:
@@ -272,7 +275,7 @@ class Etcd:
                     "set `mirror.etcd.tls` to a certificate whose subject is empty"
                 ) from None
             raise ConfigError(
-                f"etcd: {endpoint} responded with status {status}, but not as etcd 3.4 or later does: {body[:80]!r}\n"
+                f"etcd: {endpoint} did not respond as etcd 3.4 or later does: status {status}, {body[:80]!r}\n"
                 "correct `mirror.etcd.endpoints`, and enable etcd's gRPC gateway if it is disabled"
             ) from None
         if error is None and status == 200:
@@ -297,16 +300,16 @@ class Etcd:
         who = "without a user" if self._user is None else f"as user {self._user!r}"
         return kind(
             f"etcd: {endpoint} refused a request {who}: {message}\n"
-            "give `etcd` of `mirror` a user and password that may read and write below its `prefix`"
+            "set `user` and `password_file` of `mirror.etcd` to a user who may read and write below its `prefix`"
         )
 
 
 class _InvalidTokenError(ConfigError):
-    """The token is no longer valid, or its user may not do what was requested."""
+    """The token is no longer valid, or its user is not permitted to do what was requested."""
 
 
 async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines of any length, until nothing comes for _SILENT_SECONDS. Raises:
+    """Yield lines of any length, until nothing is received for _SILENT_SECONDS. Raises:
     aiohttp.ClientError if the connection ends."""
     rest = b""
     while True:

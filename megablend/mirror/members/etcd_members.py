@@ -5,9 +5,9 @@
 
 A node has its name as long as its lease is renewed. The first nodes of a view, and nodes that are
 not in it, compare the view with the nodes that have leases, and replace it in a transaction if they
-differ: so there is one view of each number, and a node that does not reach etcd's majority makes
-none. Without etcd the last view stays in force. A node stores it in its folder, continues with it
-after a restart, and puts it back if etcd has lost it.
+differ: so there is only one view with each number, and a node that cannot reach etcd's majority
+makes none. Without etcd the last view stays in force. A node stores it in its folder, continues
+with it after a restart, and puts it back if etcd has lost it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from megablend.system.log import LOG
 
 _KINDS = ("nodes/", "shared/", "held/")
 _NUM_PROPOSERS = 3
-"""The number of nodes of a view that propose the next one: several, since one may be hanging."""
+"""The number of nodes of a view that propose the next one: several, since one may hang."""
 _DIFFERING_SECONDS = 2.0
 """The time for which a view must differ from the nodes that have leases before the next view is
-made: nodes often come and go together."""
+made: nodes often join or leave together."""
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 _SHOWN_NAMES = 20
 _NUM_RENEWALS = 3
-"""The number of renewals of a lease in the time that it lasts."""
+"""The number of times that a lease is renewed within its duration."""
 _VIEW = {"number": int, "nodes": [str], "earlier": [[str]]}
 
 
 class EtcdMembers:
-    """The views of a cluster, followed and proposed by one of its nodes, which has a lease.
+    """Follows and proposes the views of a cluster, for one of its nodes, which has a lease.
 
     Args:
         etcd: the client of etcd.
@@ -65,7 +65,7 @@ class EtcdMembers:
         self.lease = 0
         """The id of this node's lease; 0 while it has none."""
         self.find_away: Callable[[], Collection[str]] = lambda: ()
-        """Returns the names of the nodes that this one does not reach."""
+        """Returns the names of the nodes that this one cannot reach."""
         self._joined: Collection[str] = ()
         """The names of the nodes that had joined when this node last looked."""
         self._own = own
@@ -86,9 +86,9 @@ class EtcdMembers:
         """The number of the view in etcd when this node took its last lease."""
 
     async def start(self) -> None:
-        """Register this node's name. Raises: ConfigError if a live node has it, a node speaks
-        another protocol, or the prefix contains keys of other programs; EtcdAwayError if etcd is
-        away and this node has no earlier view to continue with."""
+        """Register this node's name. Raises: ConfigError if a live node has the same name, a node
+        speaks another protocol, or the prefix contains keys of other programs; EtcdAwayError if
+        etcd is unreachable and this node has no earlier view to continue with."""
         try:
             for key in await self.etcd.list_keys(self._root):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
@@ -104,7 +104,7 @@ class EtcdMembers:
                 if time.monotonic() > end:
                     raise ConfigError(
                         f"{self._own}: a running node with another folder has this name\n"
-                        "give each node a name of its own (`advertise`, `port`), or stop the other one"
+                        "give each node its own name with `advertise` and `port`, or stop the other node"
                     )
                 await asyncio.sleep(_RETRY_SECONDS)
         except EtcdAwayError as error:
@@ -120,16 +120,16 @@ class EtcdMembers:
             if protocol != PROTOCOL and key != self._nodes_prefix + self._own:
                 raise ConfigError(
                     f"{key.removeprefix(self._nodes_prefix)} speaks protocol {protocol}, but this node speaks {PROTOCOL}\n"
-                    "run a version of megablend with the same protocol; or stop all nodes before the first one of another "
-                    "protocol is started"
+                    "run versions of megablend with the same protocol, or stop all nodes before you start one with another "
+                    "protocol"
                 )
 
     async def stop(self) -> None:
-        """Leave etcd. The lease stays: a node that starts again soon is the same node."""
+        """Leave etcd. The lease remains: a node that is restarted soon is the same node."""
         await self.etcd.close()
 
     async def follow(self) -> AsyncIterator[View]:
-        """Yield the views that include this node, each later than the previous one. Raises:
+        """Yield the views that include this node, each later than the one before. Raises:
         ConfigError."""
         tasks = [
             asyncio.ensure_future(_persist(work))
@@ -179,7 +179,7 @@ class EtcdMembers:
         they cannot have.
 
         Args:
-            number: the number of the view that is in force here.
+            number: the number of the view that is in force on this node.
         """
         lease_end = self._renewed_at + self._seconds
         if time.monotonic() > lease_end:
@@ -188,9 +188,9 @@ class EtcdMembers:
         return math.inf if number < self._least_number else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state for people and metrics."""
+        """Return the state as JSON, for users and metrics."""
         names = ", ".join(sorted(self._joined)[:_SHOWN_NAMES])
-        joined = f"{len(self._joined)} of {self.size} have joined: {names}"
+        joined = f"{len(self._joined)} of {self.size} nodes have joined: {names}"
         return {
             "away_since": self.etcd.away_since,
             "trouble": self.etcd.trouble or self._trouble,
@@ -227,8 +227,8 @@ class EtcdMembers:
         return values.get(key)
 
     async def _keep_lease(self) -> None:
-        """Renew the lease, until cancelled; take another one when it has ended. Raises:
-        EtcdAwayError, as does `_propose_views`: `_persist` begins both again."""
+        """Renew the lease, until cancelled; request another one when it has expired. Raises:
+        EtcdAwayError, as does `_propose_views`: `_persist` starts both again."""
         while True:
             began = time.monotonic()
             if self.lease and await self.etcd.keep(self.lease):
@@ -236,7 +236,10 @@ class EtcdMembers:
             else:
                 self.lease = 0
                 if not await self._register():
-                    LOG.warning("mirror: another node has the name %s", self._own)
+                    LOG.warning(
+                        "mirror: another node has the name %s; set `advertise` or `port` to another one",
+                        self._own,
+                    )
             is_well = self.lease and self.etcd.away_since is None
             await asyncio.sleep(self._seconds / _NUM_RENEWALS if is_well else _RETRY_SECONDS)
 
@@ -273,14 +276,15 @@ class EtcdMembers:
             following.cancel()
 
     def _is_proposer(self) -> bool:
-        """Whether this node is one of the first nodes of the view that respond, or not in the view."""
+        """Return whether this node is among the first responding nodes of the view, or not in
+        it."""
         names = () if self._latest is None else self._latest.names
         away = self.find_away()
         there = [name for name in names if name not in away or name == self._own]
         return self._own not in there[_NUM_PROPOSERS:]
 
     def _propose(self, nodes: Followed) -> View | None:
-        """Return the view that should replace the one in etcd; None if that is right."""
+        """Return the view that should replace the one in etcd; None if that one is right."""
         current = self._read_view(self.shared.values.get(self._view_key))
         live = [key.removeprefix(self._nodes_prefix) for key in nodes.values]
         # Just after etcd was away, nodes may have had no time to renew their leases
@@ -307,7 +311,7 @@ class EtcdMembers:
         return view
 
     def _load(self) -> View | None:
-        """Return the stored view; None if there is none of this cluster."""
+        """Return the stored view; None if no view of this cluster is stored."""
         try:
             stored = parse_json(self._path.read_bytes())
         except (OSError, ValueError):
@@ -323,7 +327,7 @@ class EtcdMembers:
 
 
 async def _persist(work: Callable[[], Awaitable[None]]) -> None:
-    """Repeat `work` until cancelled, also after etcd has refused a request: that may be mended."""
+    """Repeat `work` until cancelled, even if etcd refuses a request: the cause may be fixed."""
     while True:
         try:
             await work()
@@ -336,7 +340,7 @@ async def _persist(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _parse(value: Value) -> dict[str, Any]:
-    """Return the JSON object of a value; an empty one if it is something else."""
+    """Return the JSON object of a value; an empty one if the value is something else."""
     try:
         fields = parse_json(value.data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The present values of keys of etcd."""
+"""Follows the values of keys in etcd."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Followed:
         self.values: dict[str, Value] = {}
         """The last known values; a new dict at each change."""
         self.revision = 0
-        """The revision of etcd that has these values; 0 before the first one is read."""
+        """The revision of etcd to which these values belong; 0 before they are first read."""
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follow all changes, until cancelled; while etcd is away, try again and again. Raises:
+        """Follow all changes until cancelled, even if etcd was unreachable. Raises:
         ConfigError."""
         while True:
             with suppress(StartOverError, EtcdAwayError):
@@ -58,10 +58,10 @@ class Followed:
             self._news.notify_all()
 
     async def wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until `is_met`, which is called after each change, returns True."""
+        """Wait until `is_met` returns True; it is called after each change."""
         async with self._news:
             await self._news.wait_for(is_met)
 
     async def wait_for_change(self, values: Mapping[str, Value]) -> None:
-        """Wait for a change since `self.values` was `values`."""
+        """Wait until `self.values` is no longer `values`."""
         await self.wait_for(lambda: self.values is not values)

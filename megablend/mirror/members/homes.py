@@ -1,9 +1,9 @@
-"""The nodes that keep a piece of a file: rendezvous hashing.
+"""Finds the nodes that keep a piece of a file, by rendezvous hashing.
 
 Each pair of a piece and a node has a number that looks random. The nodes with the smallest numbers
 are the homes of a piece, beginning with the smallest. Nothing is requested or stored: every node
 computes the same numbers. If a node leaves, only its own pieces move, each to the next node of its
-order; if a node comes, it takes an equal share of pieces from all others.
+order; if a node joins, it takes an equal share of pieces from all others.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from megablend.mirror.disk.pages import PIECE_BLOCKS
 
 MAX_NODES = 1 << 16
 _PLACE_BITS = np.uint64(MAX_NODES - 1)
-"""Mask of a number's lowest bits. They are the node's place in the list, so that no two are
-equal."""
+"""A mask of a number's lowest bits. They are the node's place in the list, so that no two numbers
+are equal."""
 _TAKEN = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 """Replaces numbers that have been chosen, so that they are not the smallest again."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio, as in splitmix64: neighbouring pieces are far apart."""
+"""2**64 divided by the golden ratio, as in splitmix64: it keeps neighbouring pieces far apart."""
 _MIX_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_FACTOR_2 = np.uint64(0x94D049BB133111EB)
 _MIX_FACTOR_2_HIGH = np.uint64(0x94D049BB133111EB << 16 & 0xFFFF_FFFF_FFFF_FFFF)
 """_MIX_FACTOR_2 shifted, so that its products have zeros in the bits of the place."""
 _MAX_PAIRS = 1 << 15
-"""Pairs of a piece and a node that are computed at a time: their 512 KiB stay in a core's cache,
-which makes it twice as fast as 8 MiB at a time."""
+"""The number of pairs of a piece and a node that are computed at a time: their 512 KiB stay in a
+core's cache, which makes it twice as fast as 8 MiB at a time."""
 _PIECES_AT_A_TIME = 1 << 20
 _MAX_MINIMUMS = 32
-"""The most nodes that are found by one search for the smallest number each; more, by sorting all."""
+"""Up to this many nodes are found by one search for each; more are found by sorting."""
 
 
 def list_id(nodes: Iterable[str]) -> str:
-    """Return a digest of a list of names, whatever their order: hexadecimal."""
+    """Return a digest of a list of names that does not depend on their order, as hex digits."""
     return _hash_text("\n".join(sorted(nodes))).hex()
 
 
@@ -46,7 +46,7 @@ def _hash_text(text: str) -> bytes:
 
 
 def _mix(values: Uint64s) -> Uint64s:
-    """The last step of splitmix64: each bit depends on all bits."""
+    """Apply the last step of splitmix64, after which each bit depends on all bits."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_FACTOR_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_FACTOR_2
     mixed: Uint64s = values ^ (values >> np.uint64(31))

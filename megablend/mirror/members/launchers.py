@@ -1,6 +1,6 @@
 """Finds the list of nodes, and the entry of this machine in it.
 
-A node's name is the address that others reach it by, `host:port`. All nodes must have the same
+A node's name is the address at which others reach it, `host:port`. All nodes must have the same
 list: they compare `homes.list_id`.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from megablend.mirror.members.etcd_members import EtcdMembers
 
 _COMMA = re.compile(r",(?![^\[\]]*\])")
-"""A comma between entries of Slurm's list, not one in brackets."""
+"""Matches a comma between entries of Slurm's list, but not one in brackets."""
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\](.*)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
@@ -38,9 +38,9 @@ class Pace(NamedTuple):
     silent: float = 10.0
     """The time without a response to a ping after which a node counts as away."""
     gone: float = 60.0
-    """The time for which a node that is away is waited for."""
+    """The time for which others wait for a node that is away."""
     complete: float = 120.0
-    """The time after the start for which missing nodes of the list are waited for."""
+    """The time after the start for which others wait for missing nodes of the list."""
 
 
 class Torchrun(NamedTuple):
@@ -55,10 +55,10 @@ class Torchrun(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The nodes of a cluster, or how they are found out."""
+    """The nodes of a cluster, or the way in which they are found."""
 
     names: tuple[str, ...]
-    """The names of all nodes, sorted; empty if they are found out while the node process runs."""
+    """The names of all nodes, sorted; empty if they are found while the node process runs."""
     own: str
     """The name of this node."""
     torchrun: Torchrun | None = None
@@ -152,7 +152,7 @@ def _expand(hosts: str) -> Iterator[str]:
             limits = _RANGE.fullmatch(part)
             if limits is None or int(limits[1]) > int(limits[2] or limits[1]):
                 raise ConfigError(
-                    f"nodes: slurm: found {group!r} in the job's list of machines, which cannot be understood\n"
+                    f"nodes: slurm: cannot parse {group!r} in the job's list of machines\n"
                     "list the nodes instead (`nodes: [host:port, ...]`)"
                 )
             for number in range(int(limits[1]), int(limits[2] or limits[1]) + 1):
@@ -175,8 +175,8 @@ def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
 def find_self(
     names: Sequence[str], port: int, advertise: str | None, environ: Mapping[str, str]
 ) -> str:
-    """Find the name of this node among all names. Raises: ConfigError if none of them, or several,
-    can be this machine's."""
+    """Find the name of this node among all names. Raises: ConfigError if none of them, or more than
+    one, can be this machine's."""
     if advertise is not None:
         own = make_name(advertise, port)
         if own in names:
@@ -201,8 +201,8 @@ def find_self(
 
 
 def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list[Any]:
-    """Describe the nodes as JSON, by settings and environment alone, so that all processes of a job
-    on one machine get the same text. Empty without other nodes. Raises: ConfigError."""
+    """Describe the nodes as JSON, from settings and environment alone, so that all processes of a
+    job on one machine get the same text. Empty if there are no other nodes. Raises: ConfigError."""
     if options.etcd is not None:
         return [options.etcd.prefix, *options.etcd.endpoints]
     if options.nodes == "torch":
@@ -211,8 +211,8 @@ def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list
 
 
 def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members | None:
-    """Find the nodes by settings and environment; None if there are no others. With etcd, only the
-    name of this node is found. Raises: ConfigError."""
+    """Find the nodes from settings and environment; None if there are no others. With etcd, only
+    the name of this node is found. Raises: ConfigError."""
     if options.nodes is None:
         return None
     if options.etcd is not None:
@@ -244,7 +244,7 @@ def find_address_towards(other: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a node's name has a loopback address, which no other machine reaches."""
+    """Return whether a node's name has a loopback address, which no other machine reaches."""
     host = name.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -266,7 +266,7 @@ def _find_route(name: str) -> tuple[str, str]:
 
 
 def _is_local(name: str) -> bool:
-    """Whether a node is on this machine: packets to the node are sent from the node's address."""
+    """Return whether a node is on this machine: packets to it are sent from its own address."""
     try:
         target, own = _find_route(name)
     except (OSError, UnicodeError):

@@ -13,12 +13,12 @@ class View(NamedTuple):
     """The nodes of a cluster until the next view is in force."""
 
     number: int
-    """A later view has a higher number."""
+    """The number, which is higher for a later view."""
     names: tuple[str, ...]
     """The names of the nodes, `host:port`, sorted."""
     earlier: tuple[tuple[str, ...], ...] = ()
-    """The nodes of earlier views, the latest first: they may still be reading pieces of which other
-    nodes are the homes now."""
+    """The nodes of earlier views, the latest first: they may still be reading pieces whose homes
+    are now other nodes."""
 
 
 def propose(

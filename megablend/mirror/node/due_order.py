@@ -1,4 +1,4 @@
-"""The order in which pages that will be read are fetched: as they are due."""
+"""Orders the pages that will be read by their due times, in which order they are fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
     """Divide needs into parts, each of one portion and due within the same second, in the order in
     which they are due. Pages without a due time are left out.
 
-    The rows are sorted by the call; each part is made when the iterator gets to it.
+    The rows are sorted when this is called; each part is made when the iterator reaches it.
     """
     if not needs:
         return iter(())
@@ -45,7 +45,7 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
 
 
 def find_lead(needs: Sequence[Need], size: int) -> float:
-    """Return in how many seconds `size` bytes of needs will be due; at most SOON_SECONDS."""
+    """Return the seconds until `size` bytes of needs will be due; at most SOON_SECONDS."""
     if not needs:
         return SOON_SECONDS
     pages, due_at = concatenate(needs)

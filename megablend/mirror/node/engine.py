@@ -1,4 +1,4 @@
-"""Fetches pages for all that need them, and stores them. No page is fetched twice at a time."""
+"""Fetches pages for all who need them, and stores them. No page is fetched twice at a time."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ T = TypeVar("T")
 SOON_SECONDS = 15.0
 """Pages that are due within this time do not wait for a node that may come back."""
 _MAX_SERVED = 32
-"""Portions that are fetched at a time for readers of this machine: each may take a connection."""
+"""The number of portions that are fetched at a time for readers: each may take a connection."""
 _MAX_TRIES = 8
-"""Rounds in which a call fetches its pages: pages that it has fetched may be evicted before the
-others are held, and fetches of other calls may fail."""
+"""The number of rounds in which a call fetches its pages: pages that it has fetched may be evicted
+before the others are held, and fetches of other calls may fail."""
 
 
 class Mode(enum.Enum):
@@ -47,8 +47,8 @@ class Mode(enum.Enum):
     COPY = enum.auto()
     """Other nodes only: this node keeps copies for them."""
     FRESH = enum.auto()
-    """As NEEDED, after the pages that this node holds turned out to be wrong. If this disk has not
-    changed them, nodes that may have them from the same place are not asked."""
+    """The same as NEEDED, after the pages that this node holds turned out to be wrong. If this disk
+    has not changed them, nodes that may have them from the same place are not asked."""
 
 
 class Want(NamedTuple):
@@ -120,16 +120,16 @@ class Engine:
         self.store = store
         self._reader = reader
         self.lead = SOON_SECONDS
-        """Pages that are due in more seconds than this displace no pages with a due time, which
-        would have to be fetched twice."""
+        """Pages that are due after more seconds than this do not displace pages with a due time,
+        since those would have to be fetched twice."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._turns = asyncio.Semaphore(_MAX_SERVED)
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
-        """The fetches that are under way, by file digest and number of the portion."""
+        """The fetches that are in progress, by file digest and number of the portion."""
         self.peer_bytes = 0
-        """Bytes that came from other nodes."""
+        """The number of bytes that came from other nodes."""
         self._reserved: dict[_Flight, int] = {}
-        """Bytes that each fetch has yet to store; used by the store's thread."""
+        """The number of bytes that each fetch has yet to store; used by the store's thread."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function of the store in its thread."""
@@ -137,7 +137,7 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def serve(self, want: Want) -> Origins:
-        """Like `obtain`, for a reader of this machine: a few portions at a time."""
+        """Fetch pages as `obtain` does, for a reader of this machine: a few portions at a time."""
 
         async def get(portion: Pages) -> Origins:
             # Only readers of this machine take turns: if other nodes also did, nodes could wait
@@ -201,7 +201,7 @@ class Engine:
         return missing
 
     def _find_flights(self, key: FileKey, pages: Pages) -> list[_Flight]:
-        """Return the fetches that are under way of some of the pages."""
+        """Return the fetches of some of the pages that are in progress."""
         return [
             flight
             for part in split_portions(pages)
@@ -259,9 +259,9 @@ class Engine:
             )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
-        """Forget a fetch that has ended. This is not done in a `finally` of `_fetch`, which would also
-        run when a pending fetch is collected as garbage, perhaps inside of another `submit`: that
-        would wait for its lock for ever."""
+        """Forget a fetch that has ended. This is not done in a `finally` of `_fetch`, which would
+        also run when a pending fetch is collected as garbage, perhaps inside another `submit`: that
+        would wait for its lock forever."""
         self._disk.submit(self._reserved.pop, flight, 0)
         if not task.cancelled():
             task.exception()  # retrieved, since perhaps no call awaits it any longer
@@ -287,7 +287,7 @@ class Engine:
         return await self.call(read)
 
     async def close(self) -> None:
-        """End all fetches, make the held pages durable, and close the store."""
+        """Stop all fetches, make the held pages durable, and close the store."""
         for flights in self._flights.values():
             for flight in list(flights):
                 flight.task.cancel()
@@ -296,7 +296,7 @@ class Engine:
 
 
 def is_soon(due: float) -> bool:
-    """Whether pages are due so soon that they cannot wait for a node that may come back."""
+    """Return whether pages are due so soon that they cannot wait for a node that may come back."""
     return due < time.monotonic() + SOON_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""Fetching pages before they are read."""
+"""Fetches pages before they are read."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from megablend.system.limited_log import LimitedLog
 
 _NUM_FETCHERS = 16
 _RETRY_SECONDS = 1.0
-"""Pause before a fetch is tried again that found no room, or whose node was unreachable."""
+"""The pause before a fetch is repeated that found no room, or whose node was unreachable."""
 
 
 @dataclass(eq=False)
 class FetchAhead:
-    """Fetches a list of parts in its order, until another list replaces it; what has begun to be
-    fetched goes on then.
+    """Fetches a list of parts in its order, until another list replaces it; fetches that have begun
+    are then finished.
 
-    A part for which there is no room is waited for, and so are all that are due later: they would
-    take the room that it gets. A part whose fetch fails is put off until all others were tried.
+    If there is no room for a part, it waits, as do all that are due later, which would otherwise
+    take its room. A part whose fetch fails is postponed until all others were tried.
     """
 
     engine: Engine
     _task: asyncio.Task[None] | None = None
     """Fetches the parts of the present list; None before the first one."""
     _grace: float = PAST_SECONDS
-    """Seconds after its due time from which a part counts as read."""
+    """A part counts as read this many seconds after its due time."""
     _has_parts: bool = False
     """Whether the list has parts that no fetcher has taken yet."""
     _num_fetching: int = 0
     _retry_at: dict[tuple[FileKey, int], float] = field(default_factory=dict)
     """The monotonic times before which parts whose fetch has failed are not tried again, even if
-    the list is replaced meanwhile, by file and first block."""
+    the list is replaced in the meantime, by file and first block."""
     _log: LimitedLog = field(default_factory=LimitedLog)
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a part is being fetched, or will be; parts that were put off do not count."""
+        """Whether a part is being fetched, or will be; postponed parts do not count."""
         return self._has_parts or self._num_fetching > 0
 
     def replace(self, parts: Iterator[Want], grace: float) -> None:
@@ -55,7 +55,7 @@ class FetchAhead:
         self._task = asyncio.ensure_future(self._fetch_all(parts))
 
     def stop(self) -> None:
-        """Fetch nothing more of the list."""
+        """Stop fetching parts of the list."""
         if self._task is not None:
             self._task.cancel()
 
@@ -77,8 +77,8 @@ class FetchAhead:
         await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
 
     async def _fetch(self, part: Want, refused: set[float]) -> bool:
-        """Fetch a part as soon as there is room for it and for earlier ones, unless it counts as
-        read by then.
+        """Fetch a part when there is room for it and for earlier ones, unless it counts as read by
+        then.
 
         Args:
             refused: due times of parts for which there is no room at present.
@@ -98,8 +98,8 @@ class FetchAhead:
         return True
 
     async def _obtain(self, part: Want) -> bool:
-        """Fetch a part now. Returns: False if that failed. Raises: ResourceError if there is no
-        room for it."""
+        """Fetch a part now. Returns: False if that failed. Raises: ResourceError if it has no
+        room."""
         pause = 0.0
         self._num_fetching += 1
         try:

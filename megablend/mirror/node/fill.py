@@ -1,4 +1,4 @@
-"""Fetching the pages of needs now, whenever they are due, as `megablend fill` requests it."""
+"""Fetches the pages of needs at once, whatever their due times, for `megablend node fill`."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ from megablend.mirror.disk.room import Need
 from megablend.system.limited_json import parse_json
 
 PROTOCOL = 5
-"""Version of the frames, and of the requests between nodes."""
+"""The version of the frames, and of the requests between nodes."""
 HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
-"""Bytes that were fetched for a request: from the source, and from other nodes."""
+"""The number of bytes that were fetched for a request: from the source, and from other nodes."""
 MAX_PAYLOAD = 64 << 20
 _BATCH_BYTES = 1 << 19
-"""Bytes of needs in one batch, so that other requests do not wait long."""
+"""The size of one batch of needs, in bytes, so that other requests do not wait long."""
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<i4"), ("pages", "<u8")])
 _NEVER = 0x7FFFFFFF
@@ -47,35 +47,35 @@ class Kind(enum.IntEnum):
     """The kinds of requests, and of answers (DONE, FAILED)."""
 
     HELLO = 1
-    """JSON of the client and its settings; answered by JSON of the node."""
+    """Carries JSON of the client and its settings. The answer is JSON of the node."""
     STAT = 2
-    """JSON list of locations; answered by a JSON list of [size, etag]."""
+    """Carries a JSON list of locations. The answer is a JSON list of [size, etag]."""
     WANT = 3
-    """Needs; answered by ORIGINS once their pages are held."""
+    """Carries needs. The answer is ORIGINS, once their pages are held."""
     DUE = 4
-    """Needs of any files, which replace the client's earlier ones; not answered."""
+    """Carries needs of any files, which replace the client's earlier ones. There is no answer."""
     DISTRUST = 5
-    """Needs whose pages differ from a checksum: the pages are dropped, and fetched again."""
+    """Carries needs whose pages differ from a checksum: these are dropped, and fetched again."""
     STATUS = 6
-    """Answered by JSON of the node's state."""
+    """Requests the node's state. The answer is JSON."""
     STOP = 7
-    """Ends the process, after the answer."""
+    """Stops the process, once it has answered."""
     SCRUB = 8
-    """Compares all held pages with their checksums; answered by JSON of the wrong blocks."""
+    """Compares all held pages with their checksums. The answer is JSON of the wrong blocks."""
     REMOVE = 9
-    """Deletes all copies, and ends the process."""
+    """Deletes all copies, and stops the process."""
     KNOWN = 10
-    """JSON list of [location, size, etag], the present states of files."""
+    """Carries a JSON list of [location, size, etag], the present states of files."""
     CHECK = 11
-    """Answered by JSON with a line for each node that another node does not reach."""
+    """Checks the links between nodes. The answer is JSON with a line for each that is broken."""
     FILL = 12
-    """A byte, which is 1 to count only, and needs, which are fetched at once; answered by JSON of
-    `Filled`."""
+    """Carries a byte, which is 1 if the needs after it are only counted; otherwise, they are
+    fetched at once. The answer is JSON of `Filled`."""
     DATASETS = 13
-    """JSON of a verb of `megablend datasets` and its arguments; answered by JSON."""
+    """Carries JSON of a verb of `megablend datasets` and its arguments. The answer is JSON."""
     DONE = 16
     FAILED = 17
-    """JSON of an error."""
+    """Carries JSON of an error."""
 
 
 def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
@@ -86,8 +86,9 @@ def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
 def read_frame(
     connection: socket.socket, on_timeout: Callable[[], None] | None = None
 ) -> tuple[int, int, bytes]:
-    """Read a frame from a blocking socket: its kind, number and payload. `on_timeout` is called each time that the socket
-    times out. Raises: EOFError at the end; OSError; the errors of `on_timeout`."""
+    """Read a frame from a blocking socket: its kind, number and payload. `on_timeout` is called
+    each time that the socket times out. Raises: EOFError at the end; OSError; the errors of
+    `on_timeout`."""
     size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, on_timeout))
     return kind, number, _read_exactly(connection, size, on_timeout)
 
@@ -151,7 +152,7 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
 
 
 def check_pages(need: Need) -> None:
-    """Check that there are pages, ascending ones and of the file. Raises: ValueError."""
+    """Check that there are pages, in ascending order and within the file. Raises: ValueError."""
     pages = need.pages
     if not pages or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
@@ -211,12 +212,12 @@ def unpack_pages(answer: bytes, key: FileKey, requested: Pages) -> tuple[Pages, 
     data = memoryview(answer)[len(head) + _COUNT.size :]
     # The checksum covers the list of pages, which matters as much as their bytes
     if zlib.crc32(data, zlib.crc32(head)) != checksum:
-        raise ValueError("the bytes are not those that were sent")
+        raise ValueError("the checksum of the pages is wrong")
     if not _is_ascending(pages) or subtract(pages, requested):
         raise ValueError("found pages that were not requested")
     expected = count_bytes(pages, key.size)
     if len(data) != expected:
-        raise ValueError(f"found {len(data)} bytes, expected {expected}, the size of its pages")
+        raise ValueError(f"found {len(data)} bytes, expected {expected}, the size of the pages")
     return pages, data
 
 
@@ -245,7 +246,7 @@ def pack_error(error: Exception) -> bytes:
 
 
 def unpack_error(data: bytes) -> Exception:
-    """Unpack the result of `pack_error`: a RuntimeError if the error was no MegablendError."""
+    """Unpack the result of `pack_error`: a RuntimeError if the error was not a MegablendError."""
     fields = parse_json(data)
     kind = getattr(errors, fields["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, MegablendError)):

@@ -38,15 +38,15 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
-"""Requests of one client that are answered at a time; further requests wait."""
+"""The number of requests of one client that are answered at a time; further requests wait."""
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
-"""Requests about files, which only clients that read files may send."""
+"""The kinds of requests about files, which only clients that read files may send."""
 _CREDENTIALS = struct.Struct("3i")
 """Linux's struct ucred: process, user, group."""
 
 
 class LeavingError(Exception):
-    """The node process ends, so that the client starts another one."""
+    """The node process exits, so that the client starts another one."""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class LocalServer:
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns the node's response to a client's HELLO; raises ConfigError to refuse the client."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
-    """Functions that respond to further requests, by kind."""
+    """The functions that respond to further requests, by kind."""
     answer_datasets: Callable[[dict[str, Any]], Awaitable[Any]]
     """Answers a request of kind DATASETS."""
     num_clients: int = 0
@@ -87,7 +87,7 @@ class LocalServer:
         self.idle_since = time.monotonic()
 
     async def start(self) -> None:
-        """Start listening. An old socket is of no process, since this one holds the lock."""
+        """Start listening. An old socket belongs to no process, since this one holds the lock."""
         path = self.folder.socket_path
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -123,7 +123,7 @@ class LocalServer:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client or this process ends
         except MegablendError as error:
-            self._log.warn(f"{self.folder.path}: a client is refused", str(error))
+            self._log.warn(f"{self.folder.path}: refused a client", str(error))
             with contextlib.suppress(ConnectionError):
                 writer.write(pack(Kind.FAILED, 0, pack_error(error)))
         finally:
@@ -156,7 +156,7 @@ class LocalServer:
                 await writer.drain()
 
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
-        """Fulfil a request. Returns: the payload of the response."""
+        """Carry out a request. Returns: the payload of the response."""
         if kind in _OF_FILES and client not in self._readers:
             raise ConfigError("a client requested files before it sent its settings")
         match kind:
@@ -182,7 +182,10 @@ class LocalServer:
             case _ if kind in self.commands:
                 return pack_json(await self.commands[Kind(kind)]())
             case _:
-                raise ConfigError(f"the node process does not know requests of kind {kind}")
+                raise ConfigError(
+                    f"the node process does not know requests of kind {kind}; run the same version of megablend in both "
+                    "processes"
+                )
         return b""
 
     def _greet(self, client: str, hello: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The numbers of a node as Prometheus reads them."""
+"""A node's numbers in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -12,57 +12,56 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Family(NamedTuple):
-    """Numbers that have the same name and labels."""
+    """A metric: numbers that have the same name and labels."""
 
     name: str
-    """A name that ends with `_total` is that of a counter, which begins at 0 when the process
-    starts."""
+    """A name with the suffix `_total` is that of a counter, which is 0 when the process starts."""
     about: str
     path: str
-    """The key of the numbers in the status; with a dot, that of a mapping in it comes first."""
+    """The key of the numbers in the status; with a dot, the key of a mapping in it comes first."""
     labels: tuple[str, ...] = ()
     """See `_list_samples`."""
 
 
 _FAMILIES = (
-    _Family("build_info", "The version that runs.", "versions", ("version",)),
-    _Family("start_time_seconds", "When it started, since 1970.", "started"),
-    _Family("service", "Whether it outlives its clients.", "service"),
-    _Family("clients", "Processes that are connected.", "clients"),
-    _Family("pages_held", "Pages of 4 KiB.", "held_pages"),
-    _Family("files_held", "Files with such pages.", "files"),
-    _Family("bytes_total", "Bytes that were got.", "got", ("from",)),
-    _Family("sent_bytes_total", "Bytes that were given to others.", "sent", ("to",)),
+    _Family("build_info", "Version of megablend.", "versions", ("version",)),
+    _Family("start_time_seconds", "Start time of the process, in seconds since 1970.", "started"),
+    _Family("service", "Whether the process outlives its clients.", "service"),
+    _Family("clients", "Connected processes.", "clients"),
+    _Family("pages_held", "Pages of 4 KiB that are held.", "held_pages"),
+    _Family("files_held", "Files of which pages are held.", "files"),
+    _Family("bytes_total", "Bytes that were received.", "got", ("from",)),
+    _Family("sent_bytes_total", "Bytes that were sent to others.", "sent", ("to",)),
     _Family("evicted_bytes_total", "Bytes that were evicted.", "evicted_bytes"),
     _Family(
         "source_requests_total",
-        "Reads of the source of up to 1 MiB, and how they ended.",
+        "Reads of up to 1 MiB from the source, by result.",
         "source_requests",
         ("provider", "status"),
     ),
     _Family(
         "source_pause_seconds",
-        "For so long a busy source is left alone, as it asked for.",
+        "Seconds for which a busy source is not sent requests.",
         "source_pauses",
         ("source",),
     ),
-    _Family("bad_total", "Answers with wrong bytes.", "cluster.bad", ("peer",)),
-    _Family("nodes", "Of the cluster, this one too.", "cluster.nodes"),
+    _Family("bad_total", "Discarded responses with wrong bytes.", "cluster.bad", ("peer",)),
+    _Family("nodes", "Nodes of the cluster, including this one.", "cluster.nodes"),
     _Family("nodes_away", "Nodes that do not respond.", "cluster.away"),
-    _Family("formed", "Whether nodes work together.", "cluster.formed"),
-    _Family("view", "Number of the view of nodes.", "cluster.view"),
-    _Family("copies", "On how many nodes pages shall be.", "cluster.copies"),
-    _Family("debts_bytes", "Copies to get from other nodes.", "cluster.bytes_to_copy"),
-    _Family("wanted_bytes", "Of datasets, this node's to hold.", "wanted.bytes"),
-    _Family("wanted_missing_bytes", "Of these, not held.", "wanted.missing"),
-    _Family("wanted_short_bytes", "Of these, without room.", "wanted.short"),
+    _Family("formed", "Whether the nodes work together.", "cluster.formed"),
+    _Family("view", "Number of the cluster's view.", "cluster.view"),
+    _Family("copies", "Number of nodes that hold each page.", "cluster.copies"),
+    _Family("debts_bytes", "Bytes of copies yet to be fetched.", "cluster.bytes_to_copy"),
+    _Family("wanted_bytes", "Bytes of datasets to be held by this node.", "wanted.bytes"),
+    _Family("wanted_missing_bytes", "Bytes of these that are not held yet.", "wanted.missing"),
+    _Family("wanted_short_bytes", "Bytes of these without room.", "wanted.short"),
     _Family(
         "listings_total",
-        "Sources that were listed again: as before, a new revision, or nothing changed for a reason.",
+        "Sources of datasets that were listed again, by result.",
         "listed.listings",
         ("result",),
     ),
-    _Family("sources_failing", "Of datasets, when last listed by this node.", "listed.failing"),
+    _Family("sources_failing", "Sources whose last listing failed.", "listed.failing"),
 )
 
 
@@ -89,7 +88,7 @@ def format_metrics(status: Mapping[str, Any]) -> str:
 
 
 def _find(numbers: Mapping[str, Any], path: str) -> Any:
-    """Return what has a path; None if there is nothing."""
+    """Return the value at a dotted path; None if there is none."""
     found: Any = numbers
     for key in path.split("."):
         found = (found or {}).get(key)

@@ -13,15 +13,15 @@ from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.fetch_ahead import FetchAhead
 
 _PAUSE_SECONDS = 0.2
-"""Least time between two changes of all due times, which is work for each row."""
+"""The minimum time between two changes of all due times, which take time for each row."""
 _LEAD_SHARE = 32
 """At most 1/32 of the held bytes are of pages that were fetched ahead and displaced others."""
 _MIN_GRACE_SECONDS = 0.5
-"""Least time from its due time until a page counts as read, if the mirror is small."""
+"""The minimum time after its due time until a page counts as read, if the mirror is small."""
 
 
 class Needs:
-    """Has pages kept and fetched as they are due, and announces the clients' needs to other nodes.
+    """Keeps and fetches pages as they are due, and announces the clients' needs to other nodes.
 
     Args:
         engine: holds and fetches pages.
@@ -72,7 +72,7 @@ class Needs:
         self._changed.set()
 
     async def run(self) -> None:
-        """Follow the needs until cancelled."""
+        """Follow changes of the needs, until cancelled."""
         announcing: asyncio.Future[None] | None = None
         try:
             while True:
@@ -94,8 +94,7 @@ class Needs:
                 announcing.cancel()
 
     async def _apply(self, own: list[Need]) -> None:
-        """Replace the store's due times, and the list of what is fetched ahead: the clients' needs
-        only."""
+        """Replace the store's due times, and the pages to fetch ahead: only those of the clients."""
         usage = await self._engine.call(self._engine.store.usage)
         lead = await asyncio.to_thread(find_lead, own, usage.num_bytes // _LEAD_SHARE)
         grace = min(PAST_SECONDS, max(_MIN_GRACE_SECONDS, lead))

@@ -1,4 +1,4 @@
-"""A node process's reads of the source."""
+"""Reads the source for a node process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from megablend.storage.object_options import ObjectOptions
 
 T = TypeVar("T")
 MAX_PORTIONS = 64
-"""The most portions in flight that are needed soon, and the most others."""
+"""The maximum number of portions in flight that are needed soon, and that of others."""
 _MAX_CALLS = 256
-"""Blocking calls at a time: enough that one silent server does not delay others."""
+"""The number of blocking calls at a time: enough that one silent server does not delay others."""
 _MAX_VIEWS = 4096
-"""Versions of files that are kept open for reading."""
+"""The number of versions of files that are kept open for reading."""
 
 
 class SourceReader:
@@ -37,7 +37,7 @@ class SourceReader:
 
     Args:
         options: the mirror's settings, whose prefixes say which files may be read.
-        objects: settings by which object stores are reached.
+        objects: the settings of object stores.
     """
 
     def __init__(self, options: MirrorOptions, objects: ObjectOptions) -> None:
@@ -53,11 +53,11 @@ class SourceReader:
         self._soon_turns = asyncio.Semaphore(MAX_PORTIONS)
         self._threads = ThreadPoolExecutor(_MAX_CALLS, "megablend-source")
         self._reading: dict[asyncio.Future[None], Want] = {}
-        """The reads that are under way, by a future that is done when they have finished."""
+        """The reads that are in progress, by a future that is done when they have finished."""
         self.num_bytes = 0
-        """Bytes that were read."""
+        """The number of bytes that were read."""
         self.requests = defaultdict[str, Counter[str]](Counter)
-        """Numbers of reads by scheme, and by how they ended: "ok" or "failed"."""
+        """The number of reads by scheme, and by result: "ok" or "failed"."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
         """Use queries of URLs from now on. They may be signatures: they are kept in memory only."""
@@ -111,8 +111,8 @@ class SourceReader:
             finished.set_result(None)
 
     async def settle(self, want: Want) -> None:
-        """Wait until the reads of any of the pages that are under way have finished: another node
-        is about to read them."""
+        """Wait until all reads of the pages that are in progress have finished: another node is
+        about to read them."""
         concerned = [
             finished
             for finished, other in self._reading.items()

@@ -17,13 +17,13 @@ from megablend.system.log import LOG
 FRESH_SECONDS = 600.0
 """The time for which a file's state is used before it is requested again."""
 _SILENT_SECONDS = 30.0
-"""The time for which a source that did not respond is not waited for again: a job may open thousands
-of files."""
+"""The time for which requests do not wait again for a source that did not respond: a job may open
+thousands of files."""
 
 
 @dataclass(eq=False)
 class States:
-    """The states that the engine's store remembers, and those in listings of datasets."""
+    """The states of files: those in the engine's store, and those in listings of datasets."""
 
     engine: Engine
     source: SourceReader
@@ -68,7 +68,7 @@ class States:
             return stat
 
     async def _request(self, location: str) -> FileStat:
-        """Request the state of a file, or await the request that is under way."""
+        """Request the state of a file, or await a request that is in progress."""
         request = self._requests.get(location)
         if request is None:
             request = asyncio.ensure_future(self._ask(location))

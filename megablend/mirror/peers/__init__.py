@@ -1,4 +1,4 @@
-"""Nodes that read from one another, so that each byte leaves the source once. Needs aiohttp; is
+"""Nodes that read from one another, so that each byte leaves the source once. Needs aiohttp, and is
 imported only if `nodes` is set.
 
 cluster    the nodes together: reads pages from them, and sends pages to them

@@ -20,13 +20,7 @@ from megablend.mirror.peers.placement import Placement
 
 
 class Announcements:
-    """What each other node of a view has yet to be notified of.
-
-    Args:
-        engine: holds this node's pages.
-        placement: the nodes that are notified of each piece.
-        names: the names of the other nodes.
-    """
+    """The pages to announce to each other node of a view."""
 
     def __init__(self, engine: Engine, placement: Placement, names: Iterable[str]) -> None:
         self._engine = engine
@@ -34,17 +28,17 @@ class Announcements:
         self._pages: dict[str, dict[FileKey, Pages]] = {name: {} for name in names}
         """The pages to announce, by node and file."""
         self.news = {name: asyncio.Event() for name in self._pages}
-        """For each node: set while there is something to announce to it."""
+        """For each node, an event that is set while there is something to announce to it."""
         self._held_at_start: dict[str, list[Need]] | None = None
-        """For each node that has not got its first announcement: the pages for it, which were held
-        when the nodes met. None before the store was searched."""
+        """For each node that has not received its first announcement: the pages for it, which were
+        held when the nodes met. None before the store was searched."""
         self._searching = asyncio.Lock()
         self.successor: Announcements | None = None
         """The announcements to the nodes of the next view, which are also notified of new pages."""
 
     def note_own(self, key: FileKey, pages: Pages, giver: str | None) -> None:
-        """Record that this node got pages of one piece, from the node `giver` or from the source, to
-        announce them."""
+        """Record that this node has received pages of one piece, from the node `giver` or from the
+        source, which it must announce."""
         own = self._placement.own
         order = self._placement.order(key, piece_of(pages), self._placement.copies + 1)
         # The giver of a copy must know about the copy, to read it if its own pages are damaged
@@ -57,8 +51,8 @@ class Announcements:
             self.successor.note_own(key, pages, giver)
 
     async def find_all(self, name: str) -> list[Need]:
-        """Return all held pages of the pieces whose home another node is or may become. When the
-        nodes meet, the store is searched once for all of them."""
+        """Return all held pages of the pieces of which another node is or may become a home. When
+        the nodes meet, the store is searched once for all of them."""
         async with self._searching:
             if self._held_at_start is None:
                 names = list(self._pages)
@@ -76,16 +70,15 @@ class Announcements:
             return held.pop(name)
 
     def _find_held(self, names: Sequence[str]) -> dict[str, list[Need]]:
-        """Return for each node the held pages that are announced to it. Called in the store's
-        thread."""
+        """Return the held pages to announce to each of some nodes. Called in the store's thread."""
         store = self._engine.store
         keys = store.keys()
         held = (Need.of(key, store.held(key)) for key in keys)
         return self._placement.divide(held, names, self._placement.copies + 1)
 
     def take(self, name: str) -> list[Need]:
-        """Take out the pages that have not been announced to a node; `put_back` restores them if
-        the announcement fails."""
+        """Return the pages that have not been announced to a node, and remove them from the list;
+        `put_back` restores them if the announcement fails."""
         pages_by_file = self._pages[name]
         self._pages[name] = {}
         self.news[name].clear()
@@ -98,5 +91,5 @@ class Announcements:
         self.news[name].set()
 
     def count_untold(self) -> int:
-        """Return how many nodes have yet to be notified of pages."""
+        """Return the number of nodes to which pages are yet to be announced."""
         return sum(bool(pages) for pages in self._pages.values())

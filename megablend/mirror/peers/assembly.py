@@ -1,4 +1,4 @@
-"""The meeting of the nodes of one view: they announce the pages that they hold to one another."""
+"""The meeting of the nodes of one view, in which they announce their pages to one another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIRST_MACHINE_PINGS = 5
 
 @dataclass(eq=False)
 class Assembly:
-    """The nodes of one view. They meet, and then read through one another, until those of the next
+    """The nodes of one view, which meet, and then read from one another until those of the next
     view have met."""
 
     view: View
@@ -45,11 +45,11 @@ class Assembly:
     agreement: Agreement
     joining: Joining
     is_formed: bool = False
-    """Whether the nodes have met: all of them, or enough."""
+    """Whether the nodes have met: all of them, or enough to continue."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    """Tasks that end with the view."""
+    """The tasks that end with the view."""
     _told_sessions: dict[str, str] = field(default_factory=dict)
-    """For each node that knows this node's pages: the session of the node that was notified."""
+    """For each node that knows this node's pages: the session in which it was notified of them."""
     _heard_nodes: set[str] = field(default_factory=set)
     """The nodes that have announced their pages to this one."""
     _is_formed_elsewhere: bool = False
@@ -61,7 +61,7 @@ class Assembly:
         return self.routes.ended.done()
 
     def end(self) -> None:
-        """End requests and tasks, since a later view replaces this one."""
+        """Cancel requests and tasks, because a later view replaces this one."""
         if not self.has_ended:
             self.routes.ended.set_result(None)
         for task in self.tasks:
@@ -121,8 +121,8 @@ class Assembly:
         await peer.post(f"/v1/tell?view={self.view.number}{query}", pack_needs(needs))
 
     async def announce_due(self, needs: Sequence[Need]) -> None:
-        """Announce to the homes of pages that this node will request these pages, and when; nodes
-        that are away are skipped."""
+        """Announce to the homes of pages which pages this node will request, and when; nodes that
+        are away are skipped."""
         needs_by_home = await asyncio.to_thread(self.placement.divide, needs, self.peers, 1)
 
         async def announce(peer: Peer) -> None:
@@ -180,9 +180,9 @@ class Assembly:
             raise ConfigError(f"{node}: two nodes have this name\n{ONE_NAME}")
 
     def count_debts(self) -> dict[str, int]:
-        """Return numbers for people and metrics: the copies of each page, the bytes that this node
-        has yet to copy, the copies under way, and the nodes that have yet to be notified of
-        pages."""
+        """Return numbers for users and metrics: the number of copies of each page, the bytes that
+        this node has yet to copy, the copies in progress, and the nodes that have yet to be
+        notified of pages."""
         return {
             "copies": self.placement.copies,
             "bytes_to_copy": self.copies.count_bytes(),
@@ -191,8 +191,8 @@ class Assembly:
         }
 
     async def form(self) -> None:
-        """Wait until all nodes have met, or enough of them. Raises: ConfigError if some are missing
-        with `strict`."""
+        """Wait until all nodes, or enough, have met. Raises: ConfigError if some are missing with
+        `strict`."""
         deadline = time.monotonic() + self.agreement.pace.complete
         while not (self.is_formed or self.has_ended):
             missing = sorted(
@@ -210,7 +210,7 @@ class Assembly:
                 await self.agreement.wait_for_news()
 
     def _explain(self, name: str) -> str:
-        """Return why a node counts as missing."""
+        """Return the reason why a node counts as missing."""
         if name in self._heard_nodes:
             return (
                 f"it can reach this node, but this node cannot reach it: {self.peers[name].trouble}"
@@ -221,5 +221,5 @@ class Assembly:
 
 
 def explain_unknown(node: str, own: str) -> str:
-    """Return the message for a request of `node`, which the list of nodes of `own` lacks."""
+    """Return the error message for a request of `node`, which the list of nodes of `own` lacks."""
     return f"{node} is not in the list of nodes of {own}\ngive all nodes the same `nodes`"

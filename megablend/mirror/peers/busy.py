@@ -1,4 +1,4 @@
-"""Sources that ask for fewer requests: a node that is asked notifies the other nodes."""
+"""Sources that ask for fewer requests: the node that is asked notifies the other nodes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from megablend.system.limited_json import fits, parse_json
 
 BUSY_PATH = "/v1/busy"
 _SPREAD_SECONDS = 1.0
-"""The longest random delay before a node notifies others: a source may ask all nodes at the same
-time, and then few of them need to."""
+"""The longest random delay before a node notifies others: a source may send such responses to all
+nodes at the same time, and then only a few nodes need to notify the others."""
 _PATIENCE_SECONDS = 5.0
 
 
@@ -31,12 +31,11 @@ class BusySources:
     get_peers: Callable[[], Collection[Peer]]
     """Returns the other nodes."""
     _heard: dict[str, float] = field(default_factory=dict)
-    """Until when each source is left alone because of other nodes' notifications, in monotonic
-    seconds."""
+    """The monotonic time until which other nodes' notifications hold back requests, by source."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> None:
-        """Notify other nodes from now on when a source asks this process for fewer requests."""
+        """Start notifying other nodes when a source asks this process for fewer requests."""
         self._loop = asyncio.get_running_loop()
         clients.busy_listeners.append(self._note)
 
@@ -48,7 +47,7 @@ class BusySources:
             task.cancel()
 
     def _note(self, root: str, seconds: float) -> None:
-        """Called in the thread of a request, if its source `root` is busy for some seconds."""
+        """Schedule a notification that the source `root` is busy. Called in a request's thread."""
         self._loop.call_soon_threadsafe(self._begin, root, time.monotonic() + seconds)
 
     def _begin(self, root: str, until: float) -> None:
@@ -65,8 +64,8 @@ class BusySources:
         await asyncio.gather(*(_post(peer, body) for peer in reachable))
 
     async def hear(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Obey a notification of another node about a busy source. Raises: ValueError if the message
-        is not valid."""
+        """Obey another node's notification about a busy source. Raises: ValueError if it is not
+        valid."""
         message = parse_json(body)
         if not fits(message, {"root": str, "seconds": float}) or not math.isfinite(
             message["seconds"]

@@ -1,7 +1,7 @@
-"""The nodes of a cluster, as one of them sees it: they meet, and then read through one another.
+"""The nodes of a cluster, as one of them sees it: they meet, and then read from one another.
 
 Nothing is read before each node has announced its pages to all others: a node that has not started
-yet would look dead, and be passed over. After two minutes a majority continues without the others.
+yet would look dead, and be skipped. After two minutes a majority continues without the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from megablend.system.log import LOG
 
 _CANCEL_SECONDS = 0.1
 _MAX_BLOCKS = 64
-"""Most blocks that another node may request at a time."""
+"""The maximum number of blocks that another node may request at a time."""
 
 
 class Cluster:
@@ -65,7 +65,7 @@ class Cluster:
 
     Args:
         options: the settings of the mirror.
-        members: the nodes, or how they are found out.
+        members: the nodes, or the way in which they are found.
         source: reads the source.
         get_status: returns this node's numbers.
         pace: the times after which nodes count as away.
@@ -111,17 +111,16 @@ class Cluster:
         self._sent_bytes = 0
         self._peers: dict[str, Peer] = {}
         self._assemblies: list[Assembly] = []
-        """The assembly of the view in force, or of the first view; then that of the next view, if
-        there is one."""
+        """The assembly of the view in force, or of the first view, followed by that of the next
+        view, if there is one."""
         self._tasks: list[asyncio.Task[None]] = []
         self.view_listeners: list[Callable[[], None]] = []
-        """Functions that are called when a view comes into force."""
+        """The functions that are called when a view comes into force."""
         self._engine: Engine
         self._needs: Needs
 
     async def start(self, engine: Engine, needs: Needs) -> None:
-        """Listen to other nodes, and begin to meet them. Raises: ConfigError if that is
-        impossible."""
+        """Listen to other nodes, and begin to meet them. Raises: ConfigError if that fails."""
         self._engine = engine
         self._needs = needs
         server_tls, client_tls = self._tls or (None, None)
@@ -146,7 +145,7 @@ class Cluster:
         self._start_task(self._run())
 
     async def stop(self) -> None:
-        """End all requests to other nodes, and stop listening."""
+        """Cancel all requests to other nodes, and stop listening."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -164,7 +163,7 @@ class Cluster:
 
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes respond;
-        ConfigError if the nodes do not agree."""
+        ConfigError if the nodes cannot work together."""
 
         reading = Reading(want, keep)
         while True:
@@ -175,7 +174,7 @@ class Cluster:
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
-        """Announce to the homes of pages that this node will request these pages, and when."""
+        """Announce to the homes of pages which pages this node will request, and when."""
         if self._agreement.is_reached:
             await self._assemblies[0].announce_due(needs)
 
@@ -197,7 +196,7 @@ class Cluster:
         """Send a request to another node, and return the response. Raises: AwayError; the error that
         the node responds with."""
         if node not in self._peers:
-            raise AwayError(f"{node} is none of the nodes")
+            raise AwayError(f"{node} is not one of the nodes")
         return await self._peers[node].post(path, body)
 
     async def meet(self) -> None:
@@ -216,12 +215,12 @@ class Cluster:
         return self._agreement.failure is not None
 
     async def select(self, needs: Sequence[Need]) -> list[Need]:
-        """Return the parts of needs that this node is a home of. Raises: see `meet`."""
+        """Return the parts of needs of which this node is a home. Raises: see `meet`."""
         await self.meet()
         return self._assemblies[0].placement.select_own(needs)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state of the cluster, for people and metrics."""
+        """Return the state of the cluster as JSON, for users and metrics."""
         away = sorted(self.find_away())
         views = {} if self.views is None else {"etcd": self.views.as_json()}
         waiting = views["etcd"].get("waiting", "") if views else ""
@@ -240,7 +239,7 @@ class Cluster:
         return status | self._assemblies[0].count_debts() if self._assemblies else status
 
     async def check(self) -> list[str]:
-        """Return a line for each pair of nodes where the first does not reach the second."""
+        """Return a line for each pair of nodes of which the first cannot reach the second."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
             # A node that is away is in this node's own lines
@@ -252,7 +251,7 @@ class Cluster:
         peers = list(self._peers.values())
         await asyncio.gather(*(peer.ping() for peer in peers))
         return [
-            f"{self.own} does not reach {peer.name}: {str(peer.obstacle).splitlines()[0]}"
+            f"{self.own} cannot reach {peer.name}: {str(peer.obstacle).splitlines()[0]}"
             for peer in peers
             if peer.obstacle is not None
         ]
@@ -270,11 +269,11 @@ class Cluster:
         self._tasks.remove(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            LOG.error("mirror: a bug in megablend", exc_info=error)
+            LOG.error("mirror: this is a bug in megablend; please report it", exc_info=error)
             self._agreement.fail(ResourceError(f"the node process failed: {error!r}"))
 
     async def _run(self) -> None:
-        """Find out the nodes, and begin to meet them; with etcd, those of each new view."""
+        """Find the nodes, and begin to meet them; with etcd, do this for each new view."""
         try:
             if self.views is not None:
                 await self._check_address()
@@ -287,7 +286,7 @@ class Cluster:
                 self.take(View(0, tuple(names)))
             else:
                 self._agreement.fall_short(
-                    f"{self.own}: joined after the others had started without it"
+                    f"{self.own} joined after the other nodes had started without it"
                 )
         except MegablendError as error:
             self._agreement.fail(error)
@@ -374,7 +373,7 @@ class Cluster:
 
     def _suspect(self) -> None:
         """Ping all nodes, because one has not responded in time. If the network is down, they are
-        found to be away together, and not one after another."""
+        then all found to be away at once, not one after another."""
         for peer in self._peers.values():
             peer.ping_if_silent()
 
@@ -406,8 +405,8 @@ class Cluster:
         )
 
     def _check_left_out(self, node: str, view: str) -> None:
-        """Check that the view in force includes a node that sends a request from an earlier view:
-        otherwise the node would wait in vain for this one to be in its view. Raises: AwayError."""
+        """Check that a node that sends a request from an earlier view is in the view in force;
+        otherwise it would wait in vain for this node to enter its view. Raises: AwayError."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
             raise AwayError(f"{self.own} is in view {number}, which does not include {node}")
@@ -416,7 +415,7 @@ class Cluster:
         (need,) = unpack_needs(body)
         check_pages(need)
         if len(need.due) > _MAX_BLOCKS:
-            raise ValueError(f"{len(need.due)} blocks, expected at most {_MAX_BLOCKS}")
+            raise ValueError(f"found {len(need.due)} blocks, expected at most {_MAX_BLOCKS}")
         if self._assemblies:
             if "held" not in query or "settle" in query:
                 self._check_left_out(node, query.get("view", ""))

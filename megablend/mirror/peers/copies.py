@@ -1,4 +1,4 @@
-"""The copies that this node must hold, and gets from nodes that hold the pages."""
+"""The copies of pages that this node must hold, and that it gets from other nodes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Copies:
         self._holders = holders
         self._to_copy: dict[FileKey, Pages] = {}
         self._to_copy_later: dict[FileKey, Pages] = {}
-        """Pages to copy when a node that holds them is back, or the disk works again."""
+        """The pages to copy when a node that holds them is reachable, or the disk works again."""
         self._has_work = asyncio.Event()
         self.num_copying = 0
         self._log = LimitedLog()
 
     async def note_announced(self, needs: Sequence[Need]) -> None:
-        """Have pages copied that another node has announced, and that this node must also hold."""
+        """Schedule copies of pages that another node has announced and this node must also hold."""
         for need in self._placement.select_own(needs):
             missing = await self._engine.call(self._engine.store.missing, need.key, need.pages)
             if missing:
@@ -52,7 +52,7 @@ class Copies:
         return sum(count_bytes(pages, key.size) for key, pages in to_copy)
 
     def retry(self) -> None:
-        """Try again to copy the pages that could not be copied: a node may be back."""
+        """Try again to copy the pages that could not be copied: a node may be reachable again."""
         for key, pages in self._to_copy_later.items():
             add_pages(self._to_copy, key, pages)
             self._has_work.set()

@@ -1,4 +1,4 @@
-"""Which other nodes hold which pages, as they announce it: see `announcements`."""
+"""The pages that other nodes hold, according to their announcements: see `announcements`."""
 
 from __future__ import annotations
 

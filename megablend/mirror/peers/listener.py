@@ -19,21 +19,25 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""The time for which an ending node keeps responding: later, clients turn to other nodes."""
+"""The time for which a stopping node keeps responding; later, clients turn to other nodes."""
 
 
 class _Faults(logging.Logger):
-    """aiohttp's log without malformed requests, which it would quote, together with the token."""
+    """aiohttp's log without malformed requests, which it would quote, including the token."""
 
     def handle(self, record: logging.LogRecord) -> None:
         """Log a record unless it is about a malformed request."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
-            LOG.error("mirror: this is a bug in megablend: %s", record.msg, exc_info=error)
+            LOG.error(
+                "mirror: this is a bug in megablend; please report it: %s",
+                record.msg,
+                exc_info=error,
+            )
 
 
 def add_metrics(app: web.Application, get_status: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Have an application answer `GET /metrics` with the node's numbers."""
+    """Make an application answer `GET /metrics` with the node's numbers."""
 
     async def answer(_: web.Request) -> web.Response:
         text = format_metrics(await get_status())
@@ -74,7 +78,7 @@ class Listener:
         except OSError as error:
             await self.stop()
             raise ConfigError(
-                f"port {port}{f' of {host}' if host else ''}: cannot listen on it: {error.strerror}\n"
+                f"port {port}{f' of {host}' if host else ''}: cannot listen: {error.strerror}\n"
                 f"set {self.setting} to a port that nothing else uses"
             ) from None
 

@@ -1,4 +1,4 @@
-"""The meeting of a cluster's nodes: they find one another, and check whether they work together."""
+"""The meeting of a cluster's nodes: they find one another, and agree to work together."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.system.limited_json import fits, parse_json
 from megablend.system.log import LOG
 
-ONE_NAME = "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
+ONE_NAME = "Give each node its own name: see `nodes`, `advertise` and `port` of `mirror`."
 _JOINING = {"rank": int, "name": str}
 
 
 @dataclass(eq=False)
 class Agreement:
-    """Whether the nodes work together, as far as this node knows: not yet, yes, too few are
-    connected, or they cannot."""
+    """Whether the nodes work together, as far as this node knows: not yet, yes, no because too few
+    are connected, or no because of an error."""
 
     options: MirrorOptions
     size: int
     """The number of nodes."""
     pace: Pace
     failure: MegablendError | None = None
-    """Why the nodes cannot work together with their present settings; None if no reason is
-    known."""
+    """Why the nodes cannot work together with their settings; None if no reason is known."""
     too_few: str = ""
-    """The message about missing nodes, if too few are connected; empty otherwise."""
+    """The message about missing nodes, if too few are connected; "" otherwise."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_reached(self) -> bool:
         """Whether the nodes work together. If not, this node keeps waiting for the others, even for
-        those at fault, which may be repaired."""
+        those that cause the failure, since this may be fixed."""
         return self._decided.is_set() and not self.too_few and self.failure is None
 
     async def wait(self) -> None:
@@ -62,33 +61,32 @@ class Agreement:
         LOG.info("mirror: %d nodes have formed a cluster", self.size)
 
     def fail(self, error: MegablendError) -> None:
-        """Record why the nodes cannot work together. Once they do, the fault of one of them is only
-        logged."""
+        """Record why the nodes cannot work together. If they already do, only log the error."""
         LOG.warning("mirror: %s", error)
         if not self._decided.is_set():
             self.failure = error
             self._decided.set()
 
     def is_enough(self, missing: list[str]) -> bool:
-        """Whether a majority is connected, and continues without the nodes `missing`. Raises:
-        ConfigError if nodes are missing with `strict`."""
+        """Return whether a majority is connected, which then continues without the nodes `missing`.
+        Raises: ConfigError if nodes are missing with `strict`."""
         text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
         if 2 * (self.size - len(missing)) <= self.size:
-            self.fall_short(f"{text}: the others are not a majority")
+            self.fall_short(f"{text}; the others are not a majority")
             return False
         if self.options.strict:
             self.fall_short(text)
-        LOG.warning("mirror: %s: continuing without them", text)
+        LOG.warning("mirror: %s; continuing without them", text)
         return True
 
     def fall_short(self, text: str) -> None:
-        """Let reads fail with the message `text` until more nodes have come, so that ranks read the
-        source themselves. Nodes that already work together continue. Raises: ConfigError with
+        """Make reads fail with the message `text` until more nodes have joined, so that ranks read
+        the source themselves. Nodes that already work together continue. Raises: ConfigError with
         `strict`."""
         if self.is_reached:
             return
         if self.options.strict:
-            raise ConfigError(f"{text}\nstart them, or leave out `mirror.strict`")
+            raise ConfigError(f"{text}\nstart them, or remove `mirror.strict`")
         if not self.too_few:
             LOG.warning("mirror: %s", text)
         self.too_few = text
@@ -107,17 +105,17 @@ class Agreement:
 
 @dataclass(eq=False)
 class Joining:
-    """Finds out the list of nodes. It is given in the settings; or the machines of a torchrun job
-    send their names to the job's first machine, which sends the list to all of them."""
+    """Finds the list of nodes, which is given in the settings, or collected by the first machine of
+    a torchrun job: all machines send it their names, and it sends them the list."""
 
     members: Members
     port: int
-    """The port of nodes whose names contain none."""
+    """The port of nodes whose names do not contain one."""
     agreement: Agreement
     make_peer: Callable[[str], Peer]
     pace: Pace
     _joined: dict[int, str] = field(default_factory=dict)
-    """On the job's first machine: the names of the nodes that have joined, by rank."""
+    """On the job's first machine, the names of the nodes that have joined, by rank."""
     _list: asyncio.Future[list[str]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -159,7 +157,7 @@ class Joining:
         return names
 
     async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
-        """Get the list from the job's first machine. Raises: ConfigError."""
+        """Request the list from the job's first machine. Raises: ConfigError."""
         deadline = time.monotonic() + self.pace.complete + self.pace.silent
         first = self.make_peer(torchrun.first)
         try:
@@ -168,19 +166,21 @@ class Joining:
                     return await self.join(first)
                 except AwayError as error:
                     if time.monotonic() > deadline:
-                        self.agreement.fall_short(f"{first.name} has no list of nodes: {error}")
+                        self.agreement.fall_short(
+                            f"cannot get the list of nodes from {first.name}: {error}"
+                        )
                 await asyncio.sleep(self.pace.ping / 2)
         finally:
             first.close()
 
     def is_first(self, peer: Peer) -> bool:
-        """Whether a node is the first machine of a torchrun job."""
+        """Return whether a node is the first machine of a torchrun job."""
         torchrun = self.members.torchrun
         return torchrun is not None and peer.name == torchrun.first
 
     async def join(self, peer: Peer) -> list[str]:
-        """Send this node's name to the job's first machine, which needs it again after each of its
-        restarts. Returns: the list of nodes; empty if the peer is not the first machine. Raises:
+        """Send this node's name to the job's first machine, which needs it again whenever it was
+        restarted. Returns: the list of nodes; empty if the peer is not the first machine. Raises:
         the errors of `Peer.post`; AwayError while other nodes are missing."""
         torchrun = self.members.torchrun
         if torchrun is None or not self.is_first(peer):
@@ -189,17 +189,17 @@ class Joining:
         return [str(each) for each in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Respond to a machine that joins: with the list of nodes, once it is complete. Raises:
-        ValueError if the machine's rank is not valid; AwayError while other machines are missing,
-        or if this is the node process of another job, which will end; ConfigError if two machines
-        have the same name."""
+        """Respond to a machine that joins with the list of nodes, once the list is complete.
+        Raises: ValueError if the machine's rank is not valid; AwayError while other machines are
+        missing, or if this node process belongs to another job, and will exit; ConfigError if two
+        machines have the same name."""
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
             raise ValueError("found a node without a rank")
         # Nodes of earlier versions do not send the size
         if joining.get("size", torchrun.size) != torchrun.size:
-            raise AwayError(f"this is the node process of a job of {torchrun.size} machines")
+            raise AwayError(f"this node process belongs to a job of {torchrun.size} machines")
         rank = joining["rank"]
         if not 0 < rank < torchrun.size:
             raise ValueError(f"found machine {rank}, expected 1 to {torchrun.size - 1}")

@@ -1,5 +1,4 @@
-"""Requests to another node, and whether it is reachable: it responds, however slowly, or it is
-away."""
+"""Requests to another node, and whether it is reachable or away: even a slow one is reachable."""
 
 from __future__ import annotations
 
@@ -33,30 +32,29 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 AWAY_STATUS = 503
-"""Status of a response that means AwayError."""
+"""The status of a response that means AwayError."""
 ERROR_STATUS = 409
-"""Status of a response that contains an error by `pack_error`."""
+"""The status of a response that contains an error packed by `pack_error`."""
 VIEW_STATUS = 412
-"""Status of a response that means OtherViewError."""
+"""The status of a response that means OtherViewError."""
 SESSION_STATUS = 401
-"""Status of a response to a request that was signed for another session of the node."""
+"""The status of a response to a request that was signed for another session of the node."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Error numbers of failed connections for which the other node is not to blame."""
+"""The numbers of errors of failed connections that are not the fault of the other node."""
 _SHORTAGE_SECONDS = 0.5
 _NUM_TRIES = 3
-"""The most times that a request is signed: once more for each new session, if the node was restarted."""
+"""The maximum number of times that a request is signed: again for each session of the node."""
 
 
 class Ask(enum.Enum):
-    """What another node is asked for, as it is sent."""
+    """What is requested from another node, as parameters of the request's query."""
 
     ALL = ""
-    """All pages: the other node gets those that it lacks, as their home."""
+    """All pages: the other node, as their home, gets those that it lacks."""
     HELD = "&held=1"
-    """The pages that the other node holds."""
+    """Only the pages that the other node holds."""
     SETTLED = "&held=1&settle=1"
-    """The pages that the other node holds after its own reads of them from the source have
-    finished."""
+    """Only the pages that the other node holds once its own reads of them have finished."""
 
 
 class OtherViewError(AwayError):
@@ -73,8 +71,7 @@ class Peer:
     signer: Signer
     pace: Pace
     on_met: Callable[[Peer], None]
-    """Called at the node's first response after each of its starts, and when it is back after being
-    away."""
+    """Called at the node's first response after each of its starts, and after it was away."""
     on_suspect: Callable[[], None]
     """Called when the node does not respond to a ping within `pace.ping` seconds."""
     uses_tls: bool
@@ -82,12 +79,12 @@ class Peer:
     """The random id that the node chose when it started; requests are signed for it."""
     away_since: float | None = None
     """The monotonic time at which the node was found to be away; None while it responds."""
-    trouble: str = "it was not asked yet"
+    trouble: str = "it has not been sent a request yet"
     """Why the node did not respond when it was last found to be away."""
     refusal: MegablendError | None = None
-    """Why the node's last response was not trusted, or why the node refused this one; None otherwise."""
+    """Why the node's last response was not trusted, or why it refused a request; None otherwise."""
     num_bad: int = 0
-    """The number of responses whose bytes were changed on the way."""
+    """The number of responses whose bytes were changed during transmission."""
     responded_at: float = 0.0
     """The monotonic time of the node's last response."""
     _met_session: str = ""
@@ -95,7 +92,7 @@ class Peer:
     _away_signal: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Done as soon as the node is away; a new one for later requests."""
+    """Done as soon as the node is away; later requests get a new one."""
     _num_pending: int = 0
     _watcher: asyncio.Task[None] | None = None
     _pinging: asyncio.Task[bool] | None = None
@@ -108,11 +105,11 @@ class Peer:
 
     @property
     def obstacle(self) -> object:
-        """Why the node is away, or was not trusted, or refused this node; None otherwise."""
+        """Why the node is away, was not trusted, or refused this node; None otherwise."""
         return self.refusal if self.away_since is None else self.trouble
 
     def close(self) -> None:
-        """Send no more pings. Pending requests fail, as if the node were away."""
+        """Stop sending pings. Pending requests fail, as if the node were away."""
         self._is_closed = True
         for task in (self._watcher, self._pinging):
             if task is not None:
@@ -129,7 +126,7 @@ class Peer:
             view: the number of this node's view.
 
         Returns: pages, and their bytes one after another. There are none if the other node has
-            none, or if their bytes were changed on the way.
+            none, or if their bytes were changed during transmission.
 
         Raises: AwayError; OtherViewError if the other node is in another view; the error that it
             responds with.
@@ -141,7 +138,7 @@ class Peer:
             return unpack_pages(response, want.key, want.pages)
         except ValueError as error:
             self.num_bad += 1
-            LOG.warning("mirror: %s: its response is ignored: %s", self.name, error)
+            LOG.warning("mirror: %s: ignored its response: %s", self.name, error)
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
@@ -171,8 +168,7 @@ class Peer:
             self._num_pending -= 1
 
     async def ping(self) -> bool:
-        """Send a ping. Returns: whether the node is reachable; without a response it is away from
-        now on."""
+        """Send a ping. Returns: whether the node responds; if it does not, it counts as away."""
         suspicion = None
         if self.away_since is None:
             suspicion = asyncio.get_running_loop().call_later(self.pace.ping, self.on_suspect)
@@ -199,7 +195,7 @@ class Peer:
             self._pinging = asyncio.ensure_future(self.ping())
 
     async def _watch(self) -> None:
-        """Send pings as long as requests are pending without a response, or the node is away."""
+        """Send pings while requests wait for a response, or the node is away."""
         # `wait_for` loses a cancellation that comes at the moment of its result
         while not self._is_closed and (self._num_pending or self.away_since is not None):
             await asyncio.sleep(self.pace.ping)
@@ -221,7 +217,7 @@ class Peer:
             self._watcher = asyncio.ensure_future(self._watch())
 
     async def _send(self, method: str, path: str, body: bytes) -> bytes:
-        """Send a request as `_request` does; repeat it while this node is short of memory or file
+        """Send a request as `_request` does, and repeat it while this node lacks memory or file
         descriptors. Raises: the same errors as `_request`."""
         while True:
             try:
@@ -229,7 +225,7 @@ class Peer:
             except OSError as error:
                 if error.errno not in _SHORTAGES:
                     raise
-                LOG.warning("mirror: no connection: %s; %s", error, remedy_of(error.errno))
+                LOG.warning("mirror: cannot connect: %s; %s", error, remedy_of(error.errno))
             await asyncio.sleep(_SHORTAGE_SECONDS)
 
     async def _request(self, method: str, path: str, body: bytes) -> bytes:
@@ -271,7 +267,7 @@ class Peer:
         raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
-        """Return the error that a response with a status other than 200 means."""
+        """Return the error that is meant by a response with a status other than 200."""
         if status in (VIEW_STATUS, AWAY_STATUS):
             kind = OtherViewError if status == VIEW_STATUS else AwayError
             return kind(data.decode(errors="replace"))
@@ -281,7 +277,7 @@ class Peer:
                 if isinstance(error, MegablendError):
                     return error
         return ConfigError(
-            f"{self.name} refused a request: {status} {data[:200].decode(errors='replace')}\n"
+            f"{self.name} refused a request: status {status}, {data[:200].decode(errors='replace')}\n"
             "check the log of its node process"
         )
 
@@ -293,12 +289,12 @@ class Peer:
         if away_since is not None:
             self.away_since = None
             seconds = time.monotonic() - away_since
-            LOG.warning("mirror: node %s is back after %.0f s", self.name, seconds)
+            LOG.warning("mirror: node %s responds again after %.0f s", self.name, seconds)
         if away_since is not None or session != self._met_session:
             self._met_session = session
             self.session = session
             self.on_met(self)
 
     async def call(self, path: str, value: Any) -> Any:
-        """Send a value as JSON, and return the response, parsed from JSON. Raises: see `post`."""
+        """Send a value as JSON, and return the parsed JSON of the response. Raises: see `post`."""
         return parse_json(await self.post(path, pack_json(value)) or b"null")

@@ -1,4 +1,4 @@
-"""Which nodes of a view keep which pieces of files."""
+"""Assigns pieces of files to the nodes of a view that must hold them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Placement:
     def divide(
         self, needs: Iterable[Need], names: Iterable[str], count: int
     ) -> dict[str, list[Need]]:
-        """Return for each of some nodes the pages of needs whose pieces have this node among the
-        first `count` of their order."""
+        """Return for each of the nodes `names` the pages of needs in whose piece's order this node
+        is among the first `count`."""
         parts: dict[str, list[Need]] = {name: [] for name in names}
         for need in needs:
             # order: (blocks of the need, nodes), as indices into the names

@@ -1,13 +1,13 @@
-"""From where this node gets pages: from nodes that announced them, from their home, from the
+"""The places from which this node gets pages: nodes that announced them, their home, and the
 source.
 
 Each piece has an order of all nodes. A node requests pages from the nodes before it in the order,
-beginning with the home, which gets the pages and keeps them. Only the first of them that answers
+beginning with the home, which gets the pages and keeps them. Only the first node that responds
 reads the source. Since a node asks only nodes before it, nodes never wait in a circle. That holds
-within one view. So a node that is in another view is waited for, and requests to other nodes end
-with the view. Reads of the source continue, and whoever reads the same pages next waits until they
-have finished. A node that may have been left out by a view that it has not heard of reads only
-pages that are due soon from the source, since other nodes may be the homes of its pieces now.
+within one view. So requests to other nodes end with the view, and this node waits for nodes that
+are in another view. Reads of the source continue, and the next node that reads the same pages waits
+until they have finished. A node that may have been left out of a view that it does not know reads
+only pages that are due soon from the source, since other nodes may be the homes of its pieces now.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from megablend.mirror.peers.placement import Placement
 from megablend.system.log import LOG
 
 _NUM_RESERVES = 8
-"""The number of nodes after those that keep a piece that are asked for its pages, if all nodes before
-them are away."""
+"""The number of nodes after those that keep a piece which are asked for its pages if all nodes
+before them are away."""
 
 
 class EndedError(Exception):
-    """A later view is in force: its routes have to be used."""
+    """A later view is in force, and its routes must be used."""
 
 
 @dataclass(eq=False)
@@ -46,11 +46,11 @@ class Reading:
     """A call of `PageReader.read`, which takes pages from one place after another."""
 
     want: Want
-    """The pages that are left to be read."""
+    """The pages that are still to be read."""
     keep_pages: Keep
 
     async def keep(self, pages: Pages, data: memoryview, origins: Origins) -> None:
-        """Keep pages, which are no longer left to be read then."""
+        """Store pages, and remove them from those that are still to be read."""
         self.want = self.want._replace(pages=subtract(self.want.pages, pages))
         await self.keep_pages(pages, data, origins)
 
@@ -78,9 +78,9 @@ class Routes:
     """Done when a later view is in force."""
 
     async def read(self, reading: Reading) -> None:
-        """Read all pages that are left. Raises: the same errors as `PageReader.read`; EndedError
-        before the source is read, if a later view is in force; AwayError also if there may be a
-        later view that this node has not heard of."""
+        """Read all pages that are still to be read. Raises: the same errors as `PageReader.read`;
+        EndedError before the source is read, if a later view is in force; AwayError also if there
+        may be a later view that this node does not know."""
         want = reading.want
         if want.mode is not Mode.FRESH:
             for name in self.holders.find(want.key, want.pages):
@@ -95,7 +95,7 @@ class Routes:
             raise AwayError("no node that announced these pages still has them")
 
     async def _read_held(self, reading: Reading, name: str, ask: Ask) -> None:
-        """Read the pages that are left and that another node holds, if it can be read from."""
+        """Read those of the remaining pages that another node holds, if that node is reachable."""
         want = reading.want
         if not want.pages:
             return
@@ -110,8 +110,8 @@ class Routes:
         await self._keep(reading, name, pages, data, Origins(peers=len(data)))
 
     async def _read_through(self, reading: Reading, names: Sequence[str]) -> None:
-        """Have the first of some nodes that can do it get the pages that are left. Returns with
-        pages left if this node should read them. Raises: AwayError or ResourceError if they should
+        """Make the first of some nodes that can do so get the remaining pages. If pages remain on
+        return, this node should read them. Raises: AwayError or ResourceError if the pages should
         wait for one of the nodes."""
         for name in names:
             want = reading.want
@@ -131,31 +131,31 @@ class Routes:
                 return
             except MegablendError as error:
                 # This node may be able to read what the other one cannot
-                LOG.info("mirror: node %s cannot get %s: %s", name, want.key.location, error)
+                LOG.info("mirror: node %s cannot read %s: %s", name, want.key.location, error)
                 return
             await self._keep(reading, name, pages, data, Origins(peers=len(data)))
 
     async def _read_source(self, reading: Reading) -> None:
-        """Read the pages that are left from the source."""
+        """Read the remaining pages from the source."""
         if self.ended.done():
             raise EndedError
         if not is_soon(reading.want.due) and not self._may_read():
             raise AwayError(
-                "the other nodes may have dropped this node, because it can reach neither etcd nor most of them"
+                "the other nodes may have removed this node, since it can reach neither etcd nor most of them"
             )
         await self.source.read(reading.want, partial(self._keep, reading, None))
 
     async def _keep(
         self, reading: Reading, giver: str | None, pages: Pages, data: memoryview, origins: Origins
     ) -> None:
-        """Keep pages from the node `giver`, or from the source, to announce them."""
+        """Store pages from the node `giver`, or from the source, and have them announced."""
         if pages:
             await reading.keep(pages, data, origins)
             self.announcements.note_own(reading.want.key, pages, giver)
 
     async def _fetch(self, name: str, want: Want, ask: Ask) -> tuple[Pages, memoryview]:
-        """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Also
-        raises EndedError."""
+        """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Raises:
+        EndedError, too."""
         deadline = time.monotonic() + self.pace.silent
         while True:
             task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, ask))
@@ -173,8 +173,8 @@ class Routes:
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
 
     def _may_read(self) -> bool:
-        """Whether this node is surely in the view in force: it has a lease; or it reaches most of the
-        nodes, since then etcd is away for these as well, and they do not make a view without it."""
+        """Return whether this node is certainly in the view in force: it has a lease; or it reaches
+        most of the nodes, which then cannot reach etcd either, and make no view without it."""
         doubt_since = None if self.views is None else self.views.find_doubt(self.view)
         if doubt_since is None:
             return True
@@ -189,7 +189,7 @@ class Routes:
         return since < math.inf and 2 * num_there > len(self.peers) + 1
 
     def _list_before(self, want: Want) -> list[str]:
-        """List the nodes before this one in the order of a piece: they are asked for its pages."""
+        """Return the nodes before this one in a piece's order, which are asked for its pages."""
         count = self.placement.copies + _NUM_RESERVES
         order = self.placement.order(want.key, piece_of(want.pages), count)
         own = self.placement.own
@@ -197,8 +197,7 @@ class Routes:
 
     def _list_earlier_readers(self, want: Want) -> Iterator[str]:
         """Yield the nodes that may still be reading pages from the source because of an earlier
-        view: for each earlier view, the first node in the order of the piece that is connected
-        now."""
+        view: for each earlier view, the first connected node in the order of the piece."""
         if want.mode is Mode.FRESH:
             return
         asked = {self.placement.own}

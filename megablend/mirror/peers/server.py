@@ -56,7 +56,7 @@ from megablend.mirror.peers.signing import (
 from megablend.system.log import LOG
 
 Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
-"""Answers a request, given the name of the node that sent it, the query and the body."""
+"""Responds to a request, given the name of the node that sent it, the query and the body."""
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class PeerServer:
     verifier: Verifier
     get_status: Callable[[], Awaitable[dict[str, Any]]]
     """Returns the node's numbers."""
-    _listener: Listener = field(default_factory=lambda: Listener("`mirror.port`, in `nodes` too,"))
+    _listener: Listener = field(default_factory=lambda: Listener("`mirror.port` (in `nodes` too)"))
 
     async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
         """Listen. Raises: ConfigError if the port is in use."""
@@ -90,7 +90,7 @@ class PeerServer:
         except SessionError:
             return self._reply(request, SESSION_STATUS, b"")
         except SignatureError as error:
-            self._listener.log.warn(request.remote, f"its request is refused: {error}")
+            self._listener.log.warn(request.remote, f"refused its request: {error}")
             return self._reply(request, 403, str(error).encode())
         except web.HTTPRequestEntityTooLarge:
             return self._reply(request, 413, b"too large")
@@ -107,11 +107,11 @@ class PeerServer:
             status = ERROR_STATUS
             data = pack_error(error)
         except ValueError as error:
-            self._listener.log.warn(request.remote, f"its request cannot be understood: {error}")
+            self._listener.log.warn(request.remote, f"cannot parse its request: {error}")
             status = 400
             data = str(error).encode()
         except Exception as error:
-            LOG.warning("mirror: a bug in megablend", exc_info=True)
+            LOG.warning("mirror: this is a bug in megablend; please report it", exc_info=True)
             status = 500
             data = repr(error).encode()
         return self._reply(request, status, data)

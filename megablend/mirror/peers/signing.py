@@ -1,12 +1,12 @@
 """Authentication of requests and answers between nodes: by a shared secret, which is never sent, or
 by certificates.
 
-A request is signed by the HMAC-SHA256 of its method, path, its body's digest, the names of client
-and server, the server's session and the client's count of requests. An answer is signed by the HMAC
-of the request's signature, its own status and its body's digest. A session is a random id that a
-server chooses when it starts; so no request is valid at another server, or after a restart. Within
-a session each count is accepted once. No clocks are compared. Nothing is encrypted: that takes
-certificates.
+A request is signed by the HMAC-SHA256 of its method, its path, its body's digest, the names of
+client and server, the server's session and the client's count of requests. An answer is signed by
+the HMAC of the request's signature, its own status and its body's digest. A session is a random id
+that a server chooses when it starts; so no request is valid at another server, or after a restart.
+Within a session each count is accepted once. No clocks are compared. Nothing is encrypted unless
+certificates are used.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from megablend.system.log import LOG
 from megablend.system.safe_open import open_regular
 
 SESSION = "Megablend-Session"
-"""Header of a request, and of an answer: the session of the server."""
+"""The header of a request, and of an answer, that contains the session of the server."""
 ANSWER = "Megablend-Answer"
-"""Header of an answer: its signature, by `sign_answer`."""
+"""The header of an answer that contains its signature, from `sign_answer`."""
 NODE = "Megablend-Node"
 PROTOCOL_HEADER = "Megablend-Protocol"
 _TO = "Megablend-To"
@@ -43,7 +43,7 @@ _HINT = "(all nodes need the same `secret_file`)"
 _COUNT_PATTERN = re.compile("[0-9]{1,18}")
 _MIN_SECRET = 16
 _WINDOW = 1024
-"""A request is refused if one whose count is higher by at least this has arrived before it."""
+"""A request is refused if another one whose count is higher by at least this has arrived before."""
 
 
 class SessionError(Exception):
@@ -51,12 +51,11 @@ class SessionError(Exception):
 
 
 class SignatureError(Exception):
-    """The signature of a request or an answer is missing or wrong, or the request is a
-    repetition."""
+    """The signature of a request or an answer is missing or wrong, or the request is repeated."""
 
 
 def read_secret(options: MirrorOptions) -> bytes | None:
-    """Read the secret that all nodes share; None if the settings have none. Raises: ConfigError."""
+    """Read the secret that all nodes share; return None if none is set. Raises: ConfigError."""
     path = options.secret_file
     return None if path is None else read_token("secret_file", path)
 
@@ -73,8 +72,8 @@ def read_token(setting: str, path: str) -> bytes:
 
 
 def read_private(setting: str, path: str) -> bytes:
-    """Read a file that no other user may read. Raises: ConfigError if others may, or it cannot be
-    read."""
+    """Read a file that no other user may read. Raises: ConfigError if it cannot be read, or others
+    may read it."""
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -93,8 +92,8 @@ def read_private(setting: str, path: str) -> bytes:
 
 
 def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Make the TLS contexts of a server and of a client. Both demand a certificate that is signed
-    by `ca`; a server's has to name its host. None without files. Raises: ConfigError."""
+    """Make the TLS contexts of a server and of a client, if TLS is set. Both require a certificate
+    that is signed by `ca`, and that of a server must name its host. Raises: ConfigError."""
     if tls is None:
         return None
     read_private("tls: key", tls.key)
@@ -115,7 +114,7 @@ def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
-    """Make the TLS context of a server whose clients have a token, and no certificate. Raises:
+    """Make the TLS context of a server whose clients have a token, not a certificate. Raises:
     ConfigError."""
     contexts = make_contexts(options.tls)
     if contexts is None:
@@ -136,7 +135,7 @@ def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:
             "set one of them; or set `insecure: true` if nobody else is on that network"
         )
     LOG.warning(
-        "insecure: anyone who reaches this node's port can read everything that its mirror holds"
+        "insecure: anyone who reaches this node's port can read all that its mirror holds; set `secret_file` or `tls`"
     )
 
 
@@ -214,7 +213,7 @@ class Signer(_Signatures):
 
 
 class Verifier(_Signatures):
-    """Checks the requests that come to this node, and signs its answers."""
+    """Checks the requests that this node receives, and signs its answers."""
 
     def __init__(self, secret: bytes | None, node: str) -> None:
         super().__init__(secret, node)
@@ -222,7 +221,7 @@ class Verifier(_Signatures):
         self._clients: dict[str, tuple[int, int]] = {}
         """For each client the highest count, and bits for the counts that have arrived: bit i for
         the count that is i below the highest. They are never removed: only clients with the secret
-        get here, and each start of a node is one client."""
+        are recorded, and each start of a node is one client."""
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Check a request before its body is read. Raises: SessionError, SignatureError."""
@@ -243,7 +242,7 @@ class Verifier(_Signatures):
         self._accept_once(headers.get(_CLIENT, ""), int(count))
 
     def _accept_once(self, client: str, count: int) -> None:
-        """Record the count of a request. Raises: SignatureError if it is recorded, or is too
+        """Record the count of a request. Raises: SignatureError if it is known already, or too
         old."""
         highest, bits = self._clients.get(client, (-1, 0))
         behind = highest - count
@@ -261,5 +260,5 @@ class Verifier(_Signatures):
             raise SignatureError("the request's body is not the one that was signed")
 
     def sign_answer(self, request: Mapping[str, str], status: int, body: bytes) -> str:
-        """Return the value of the header ANSWER, for an answer to a request with these headers."""
+        """Return the value of the header ANSWER for an answer to a request with these headers."""
         return "" if self._secret is None else self._of_answer(request, status, body)

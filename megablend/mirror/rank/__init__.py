@@ -1,1 +1,1 @@
-"""The side of a mirror in the processes that read: training's ranks, and commands."""
+"""A mirror as used by the processes that read: training's ranks, and commands."""

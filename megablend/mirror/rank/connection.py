@@ -1,4 +1,4 @@
-"""Requests of a process to a mirror's node process, and its responses."""
+"""Requests from a process to a mirror's node process, and the responses."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 _MAX_REPEATS = 3
-"""Times that a request is sent again because the node process ended."""
+"""The number of times that a request is repeated because the node process exited."""
 _PROBE_NUMBER = 0
-"""The number of the request that checks whether a silent node process still answers."""
+"""The number of the request that checks whether a silent node process still responds."""
 
 
 class _EndedError(NodeLostError):
-    """The node process ended during a request."""
+    """The node process exited during a request."""
 
 
 class Connection:
-    """Sends requests to a node process. Thread-safe; connects when it is first used, and makes
-    a new connection after the node process has ended, and in each process after a fork.
+    """Sends requests to a node process. It is thread-safe. It connects when it is first used, after
+    the node process has exited, and in each process after a fork.
 
     Args: see `Opener`.
     """
@@ -55,7 +55,7 @@ class Connection:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Begin without a connection: a forked child's parent keeps its own."""
+        """Start without a connection in a forked child: the connection is its parent's."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pending: dict[int, Future[bytes]] = {}
@@ -70,11 +70,11 @@ class Connection:
 
     def want(self, need: Need) -> Future[bytes]:
         """Request pages. The result of the future is their packed ORIGINS, once all of them are
-        held; its error is the source's, or NodeLostError."""
+        held. Its error is that of the source, or NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Have pages replaced that differ from a checksum. Raises: see `fill`."""
+        """Request that pages which differ from a checksum are replaced. Raises: see `fill`."""
         self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
     def report_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
@@ -92,8 +92,8 @@ class Connection:
         self.request(Kind.DUE, self._pack_due())
 
     def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Have needs fetched now, whenever they are due, or only counted if `is_dry`. Raises:
-        NodeLostError; the errors of the source."""
+        """Request that needs are fetched at once, whatever their due times, or only counted if
+        `is_dry`. Raises: NodeLostError; the errors of the source."""
         payload = bytes([is_dry]) + pack_needs(needs)
         return Filled(*parse_json(self._get_answer(Kind.FILL, payload)))
 
@@ -120,7 +120,7 @@ class Connection:
         return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Like `request`. Also raises _EndedError if the node process ends during the call."""
+        """Do the same as `request`. Also raises _EndedError if the node process exits meanwhile."""
         answer = Future[bytes]()
         with self._lock:
             connection = self._socket or self._open()
@@ -138,7 +138,8 @@ class Connection:
             raise _EndedError(str(error)) from None
 
     def _open(self) -> socket.socket:
-        """Open a connection, whose responses a thread receives. Raises: see `Opener.open`."""
+        """Open a connection, and start the thread that receives from it. Raises: see
+        `Opener.open`."""
         connected = self._opener.open()
         self._socket = connected
         threading.Thread(
@@ -158,8 +159,8 @@ class Connection:
         """Pass responses to their futures in `pending`, until the connection ends."""
 
         def probe() -> None:
-            """After `patience` seconds of silence with pending requests, send one that gets a
-            response at once. Raises: EOFError if such a request is still pending."""
+            """After `patience` seconds without a response to pending requests, send a request that
+            is answered at once. Raises: EOFError if such a request is still pending."""
             if _PROBE_NUMBER in pending:
                 raise EOFError
             if pending:
@@ -178,12 +179,12 @@ class Connection:
                     answer.set_result(payload)
         except Exception as error:
             if not isinstance(error, OSError | EOFError):
-                LOG.warning("mirror: cannot understand a response from the node process: %r", error)
+                LOG.warning("mirror: cannot parse a response from the node process: %r", error)
             with self._lock:
                 self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
-        """Forget a connection that is lost; called with the lock held."""
+        """Remove a connection that is lost. Called with the lock held."""
         if self._socket is connection:
             self._socket = None
             unanswered = self._pending
@@ -200,7 +201,7 @@ def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connectio
 
 
 def _repeat(function: Callable[[], T]) -> T:
-    """Call a function; repeat the call if the node process ended during it."""
+    """Call a function, and repeat the call if the node process exited during it."""
     for _ in range(_MAX_REPEATS):
         with contextlib.suppress(_EndedError):
             return function()
@@ -208,10 +209,10 @@ def _repeat(function: Callable[[], T]) -> T:
 
 
 def _fail_all(pending: dict[int, Future[bytes]]) -> None:
-    """Fail the futures that are not cancelled. Each is taken out first: the thread that receives may
-    still take one that was answered."""
+    """Fail the futures that are not cancelled. Each is removed from `pending` first, since the
+    receiving thread may still take one that was answered."""
     with contextlib.suppress(KeyError):  # none is left
         while True:
             _, answer = pending.popitem()
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(_EndedError("the node process ended"))
+                answer.set_exception(_EndedError("the node process exited"))

@@ -38,10 +38,10 @@ from megablend.storage.wrapper import WrapperStorage
 from megablend.system.limited_log import LimitedLog
 
 _MAX_REQUESTS = 8
-"""The most requests of a read for its pages, which may be evicted before they are read."""
+"""The maximum number of requests of a read for its pages, as they may be evicted too early."""
 _NUM_THREADS = 16
 _LOG = LimitedLog()
-"""Warns of each mirror once a minute at most."""
+"""Warns about each mirror at most once a minute."""
 
 
 @dataclass(slots=True)
@@ -56,11 +56,12 @@ class _Opened:
     def read(
         self, offsets: Int64s, sizes: Int64s, allocate: Allocate, num_fetched: int = 0
     ) -> tuple[Bytes, Int64s] | None:
-        """Like Storage.read_ranges, from the copy. Returns: None if not all of the ranges are held.
+        """Read ranges from the copy, as Storage.read_ranges does. Returns: None if some are not
+        held.
 
         Args:
-            num_fetched: bytes that the node process fetched for this read, which are not counted
-                as bytes from the mirror.
+            num_fetched: bytes that the node process fetched for this read, which are not counted as
+                bytes from the mirror.
         """
         copy = self.copy
         if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
@@ -75,7 +76,7 @@ class _Opened:
         return None
 
     def find_copy(self, folder: str) -> None:
-        """Open the copy, if there is one by now, and find out whether all of it is held."""
+        """Open the copy, if there is one now, and determine whether it is complete."""
         if self.copy is None or not self.copy.is_current:
             # If the folder was removed, the node process creates it again, or reports why it cannot
             with suppress(ConfigError, MissingFileError):
@@ -88,7 +89,7 @@ class MirrorStorage(WrapperStorage):
     pages that are not held. If it is not responding, or has no room for them, `inner` is read.
 
     Args:
-        objects: settings by which the node process reaches the source.
+        objects: the settings of object stores, for the node process.
         checking: whether `stat` asks the node process each time.
     """
 
@@ -109,7 +110,7 @@ class MirrorStorage(WrapperStorage):
         return MirrorStorage, (self.inner, self._options, self._objects, self._checking)
 
     def for_checking(self) -> Storage:
-        """See Storage.for_checking. The node process is asked for states."""
+        """See Storage.for_checking. States are requested from the node process."""
         return MirrorStorage(self.inner.for_checking(), self._options, self._objects, checking=True)
 
     def for_reading(self) -> Storage:
@@ -194,14 +195,14 @@ class MirrorStorage(WrapperStorage):
     def _read_held(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s] | None:
-        """Read ranges of a file that was opened before. Returns: None if not all are held."""
+        """Read ranges of a file that was opened before. Returns: None if some are not held."""
         opened = self._opened.get(path)
         return None if opened is None else opened.read(offsets, sizes, allocate)
 
     def _fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Like `fetch`, for ranges that are not held."""
+        """Fetch ranges that are not held, as `fetch` does."""
         if not self._options.covers(path):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:
@@ -240,7 +241,7 @@ class MirrorStorage(WrapperStorage):
             self.warn(error)
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """See HintedStorage.fill. Raises: ResourceError without a node process."""
+        """See HintedStorage.fill. Raises: ResourceError if no node process responds."""
         try:
             return self.connection.fill(self._list_needs(ranges), is_dry=is_dry)
         except NodeLostError as error:
@@ -271,8 +272,8 @@ class MirrorStorage(WrapperStorage):
         return find_connection(self._options, self._objects)
 
     def _open_all(self, paths: Sequence[str]) -> None:
-        """Decide which versions of files are read, by one request. Raises: NodeLostError; the same
-        errors as Storage.stat."""
+        """Determine which versions of files are read, by one request. Raises: NodeLostError; the
+        same errors as Storage.stat."""
         unknown = sorted({path for path in paths if path not in self._opened})
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
         for path, state in zip(unknown, states, strict=True):
@@ -292,8 +293,8 @@ class MirrorStorage(WrapperStorage):
         self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
 
     def warn(self, error: BaseException) -> None:
-        """Warn that the source is read without the mirror, once a minute at most."""
-        _LOG.warn(self.folder, f"reading the source without it: {error}")
+        """Warn that the source is read without the mirror, at most once a minute."""
+        _LOG.warn(self.folder, f"reading the source without the mirror: {error}")
 
 
 @dataclass(slots=True)
@@ -308,11 +309,11 @@ class _Read:
     allocate: Allocate
     num_requests: int = 0
     num_fetched: int = 0
-    """Bytes that the node process fetched for this call."""
+    """The number of bytes that the node process fetched for this call."""
     result: Future[tuple[Bytes, Int64s]] = field(default_factory=Future)
 
     def run(self) -> None:
-        """Read if all pages are held, otherwise request them, and continue when they are."""
+        """Read if all pages are held; otherwise request them, and continue when they are held."""
         try:
             self.opened.find_copy(self.storage.folder)
             held = self.opened.read(self.offsets, self.sizes, self.allocate, self.num_fetched)
@@ -369,5 +370,5 @@ class _Read:
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Return a process's threads for reads that may wait: threads do not survive a fork."""
+    """Return a process's threads for reads that may wait. Threads do not survive a fork."""
     return ThreadPoolExecutor(_NUM_THREADS, "megablend-mirror")

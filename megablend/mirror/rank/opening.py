@@ -1,4 +1,4 @@
-"""Opening a socket to a mirror's node process, which is started if none runs."""
+"""Opens a socket to a mirror's node process, which is started if none is running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RETRY_SECONDS = 0.05
 
 
 class NodeLostError(Exception):
-    """The node process has ended, or is not responding."""
+    """The node process has exited, or is not responding."""
 
 
 @dataclass(eq=False)
@@ -42,19 +42,19 @@ class Opener:
     options: MirrorOptions
     objects: ObjectOptions
     agreed: MirrorOptions | None
-    """The settings that need to agree with those of the node process; None if only commands are
-    sent, and no files are read."""
+    """The settings that must agree with those of the node process; None if only commands are sent,
+    and no files are read."""
     starts: bool
     """Whether a node process is started, with `options`, if none is running."""
     lost_at: float = -math.inf
-    """The monotonic time at which the node process was last waited for in vain."""
+    """The monotonic time at which the last wait for the node process ended in vain."""
     was_open: bool = False
-    """Whether this process has used a node process: then it goes on if none can be started."""
+    """Whether this process has used a node process. If so, it continues if none can be started."""
 
     def open(self) -> socket.socket:
-        """Connect; waits for the node process up to `options.patience` seconds. Raises:
-        NodeLostError if it is not responding, or none is running and none is started; ConfigError
-        if it cannot run, or refuses this process."""
+        """Connect to the node process, and wait for it for up to `options.patience` seconds.
+        Raises: NodeLostError if it is not responding, or none is running and `starts` is not set;
+        ConfigError if it cannot run, or refuses this process."""
         if time.monotonic() - self.lost_at < self.options.patience:
             raise NodeLostError("it was not responding a moment ago")
         deadline = time.monotonic() + self.options.patience
@@ -65,7 +65,7 @@ class Opener:
                 return connection
             if time.monotonic() > deadline:
                 self.lost_at = time.monotonic()
-                raise NodeLostError(f"waited {self.options.patience:g} s for a response")
+                raise NodeLostError(f"no response for {self.options.patience:g} s")
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> socket.socket | None:
@@ -114,10 +114,10 @@ class Opener:
         return hello
 
     def _start(self) -> socket.socket | None:
-        """Start a node process, unless one has been started meanwhile, and connect to it. Returns:
+        """Start a node process, unless one was started in the meantime, and connect to it. Returns:
         None if another process of this machine is starting it, or it was killed."""
         if not self.starts:
-            raise NodeLostError("none listens")
+            raise NodeLostError("nothing listens on its socket")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._find_lock_path(), flags, 0o600), "r+b") as lock:
             try:
@@ -127,9 +127,9 @@ class Opener:
             return self._connect() or self._run_starter()
 
     def _find_lock_path(self) -> Path:
-        """Return the path of a lock that all processes of this user take to start a node process of
-        this mirror. It is not in or next to the mirror's folder, where this user may not be allowed
-        to write."""
+        """Return the path of the lock that this user's processes take to start a node process of
+        this mirror. It is not in or next to the mirror's folder, where this user may lack
+        permission to write."""
         folder = self.options.folder.encode(errors="surrogateescape")
         folder_hash = hashlib.blake2b(folder, digest_size=8).hexdigest()
         private, _ = find_private_folder(
@@ -159,6 +159,6 @@ class Opener:
         if starter.returncode and message:
             if self.was_open:
                 self.lost_at = time.monotonic()
-                raise NodeLostError(f"it cannot be started: {message}")
+                raise NodeLostError(f"the node process cannot be started: {message}")
             raise ConfigError(f"mirror: {message}")
         return self._connect()

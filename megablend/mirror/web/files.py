@@ -3,8 +3,8 @@
     GET, HEAD /v1/data/{dataset}/{revision or latest}/{path}[?block=n]
 
 Pages that are not held are fetched as for a reader on this machine. So a revision can be read even
-if it is not complete here, or not wanted. A path that ends with a slash lists the files below it:
-one URL a line, with a signature by which that file can be read without the token.
+if this node does not hold all of it, or it is not wanted. A path that ends with a slash lists the
+files below it: one URL per line, with a signature by which that file can be read without the token.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 ROOT = "/v1/data/"
 _PORTION_BYTES = PORTION_BLOCKS * BLOCK_BYTES
 _NUM_AHEAD = 8
-"""The portion that is sent, and those after it that are fetched meanwhile."""
+"""The portion that is sent, and those that are fetched in the meantime, for each response."""
 _MOST_SENDING = 64
-"""The most portions in memory, for all responses together."""
+"""The maximum number of portions in memory, for all responses together."""
 _MOST_OF_ONE = 48
-"""The most portions in memory for one machine's clients, which may not take them."""
+"""The maximum number of portions in memory for one machine's clients, which may stop reading."""
 _SLOW_SECONDS = 60.0
-"""The time that a client may need for a portion, and the time to wait for an unreachable node."""
+"""The time that a client gets to read a portion, and the time to wait for an unreachable node."""
 _BUSY_SECONDS = 5.0
-"""The time that a client may need for a portion while other responses wait for memory."""
+"""The time that a client gets to read a portion while other responses wait for memory."""
 _RETRY_SECONDS = 1.0
 _LINES_AT_A_TIME = 1000
-"""Lines of a list of files that are made and sent at a time."""
+"""The number of lines of a list of files that are made and sent at a time."""
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _RANGE = re.compile(r"(?i:bytes)=([0-9]{0,18})-([0-9]{0,18})")
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f/]")
@@ -81,13 +81,13 @@ class Place(NamedTuple):
         is_folder = len(parts) > 2 and parts[-1] == ""
         for part in parts[:-1] if is_folder else parts:
             if part in ("", ".", "..") or _FORBIDDEN.search(part):
-                raise ValueError(f"found {part!r} between slashes")
+                raise ValueError(f"found {part!r} between slashes, expected a name")
         if len(parts) < 2:
             raise ValueError("expected a dataset, a revision and a path")
         return cls(parts[0], parts[1], "/".join(parts[2:]))
 
     def sign(self, token: bytes) -> str:
-        """Return the signature by which this file can be read without sending the token."""
+        """Return the signature with which this file can be read without sending the token."""
         text = json.dumps(self).encode()
         return hmac.new(token, text, hashlib.sha256).hexdigest()
 
@@ -120,7 +120,7 @@ class Files:
         self._turns = asyncio.Semaphore(_MOST_SENDING)
         self._turns_of = WeakValueDictionary[str | None, asyncio.Semaphore]()
         self.num_bytes = 0
-        """Bytes of files that were sent."""
+        """The number of bytes of files that were sent."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Respond with a file, a block of it, or a list of files."""
@@ -133,7 +133,7 @@ class Files:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
         datasets = await self._find_datasets()
         if datasets is None:
-            raise web.HTTPNotFound(text="no dataset was added here\n")
+            raise web.HTTPNotFound(text="no dataset has been added to this mirror\n")
         try:
             revision, files = await datasets.find_files(f"{place.dataset}@{place.revision}")
         except MegablendError as error:
@@ -229,8 +229,8 @@ class Files:
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
-            reason = str(error) or "the client takes no data"
-            self._warn(request.remote, f"a response was cut off: {key.location}: {reason}")
+            reason = str(error) or "the client does not read the data"
+            self._warn(request.remote, f"a response was aborted: {key.location}: {reason}")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -243,7 +243,7 @@ class Files:
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
         """Fetch and send a portion. Raises: the same errors as Engine.obtain; TimeoutError if the
-        client does not take it in time."""
+        client does not read it in time."""
         want = _want(key, part)
         turns = self._turns_of.setdefault(request.remote, asyncio.Semaphore(_MOST_OF_ONE))
         deadline = time.monotonic() + _SLOW_SECONDS
@@ -271,7 +271,8 @@ class Files:
     async def _write(
         self, own_turns: asyncio.Semaphore, response: web.StreamResponse, data: memoryview
     ) -> None:
-        """Send bytes, in a turn of the client's machine. Raises: TimeoutError if it takes too long."""
+        """Send bytes in a turn of the client's machine. Raises: TimeoutError if it takes too
+        long."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
@@ -280,7 +281,7 @@ class Files:
                 is_busy = self._turns.locked() or own_turns.locked()
                 limit = _BUSY_SECONDS if is_busy else _SLOW_SECONDS
                 if not writing.done() and time.monotonic() - begin >= limit:
-                    raise asyncio.TimeoutError(f"not taken in {limit:.0f} s")
+                    raise asyncio.TimeoutError(f"not read within {limit:.0f} s")
             writing.result()
         finally:
             writing.cancel()
@@ -291,15 +292,15 @@ def _want(key: FileKey, part: range) -> Want:
 
 
 def _contains(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
-    """Whether the tags of a header contain `own`; `when_absent` without the header."""
+    """Return whether the tags of a header contain `own`; `when_absent` without a header."""
     if tags is None:
         return when_absent
     return any(tag.value in ("*", own.value) and not tag.is_weak for tag in tags)
 
 
 def _find_range(request: web.Request, size: int, tag: str) -> range | None:
-    """Return the range that a request names, empty if it is beyond the file. None if all of the file
-    should be sent, since the request names no range, or several."""
+    """Return the range that a request names; it is empty if it is beyond the file. None if the
+    whole file should be sent, because the request names no range, or several."""
     match = _RANGE.fullmatch(request.headers.get("Range", ""))
     if request.method != "GET" or match is None or request.headers.get("If-Range", tag) != tag:
         return None
@@ -319,7 +320,7 @@ def _refuse(error: Exception) -> web.HTTPException:
     if isinstance(error, MissingFileError | ChangedFileError):
         happened = "was deleted or replaced at the source after it was listed"
         remedy = (
-            "`megablend datasets add NAME SOURCE...` makes a revision of the files that exist now"
+            "make a revision of the files that exist now: `megablend datasets add NAME SOURCE...`"
         )
         return web.HTTPGone(text=f"{error.path}: {happened}\n{remedy}\n")
     if isinstance(error, AwayError | ResourceError | asyncio.TimeoutError):

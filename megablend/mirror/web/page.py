@@ -1,4 +1,4 @@
-"""A node's page for browsers, as pure text. It loads nothing else, and reloads itself."""
+"""A node's status page for browsers, in a single HTML document that reloads itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def format_page(status: Mapping[str, Any], datasets: Mapping[str, Any] | None) -
 
 
 def _list_facts(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts about the node by their labels."""
+    """Return facts about the node as texts, by their labels."""
     return {
         "held": f"{_gb(status['held_bytes'])} of {status['files']:,} files",
         "evicted": _gb(status["evicted_bytes"]),
@@ -75,7 +75,7 @@ def _list_facts_of_cluster(cluster: Mapping[str, Any]) -> dict[str, str]:
 def _list_facts_of_datasets(datasets: Mapping[str, Any]) -> dict[str, str]:
     facts = {"capacity": _gb(datasets["capacity"])}
     if datasets["trouble"]:
-        facts["datasets are not looked after"] = datasets["trouble"]
+        facts["datasets are not being held"] = datasets["trouble"]
     troubles = {name: source["trouble"] for name, source in datasets["listed"].items()}
     failing = sorted(name for name, trouble in troubles.items() if trouble)
     return facts | {f"source of {name}": troubles[name] for name in failing[:_MAX_NAMES]}
@@ -84,8 +84,8 @@ def _list_facts_of_datasets(datasets: Mapping[str, Any]) -> dict[str, str]:
 def _list_rows(
     revisions: Sequence[Mapping[str, Any]], goals: Iterable[Mapping[str, Any]]
 ) -> Iterator[tuple[int, str, str]]:
-    """Make a row for each revision, after its rank and name, by which rows are sorted. Revisions in
-    trouble come first, then incomplete ones, complete ones, and those that nobody wants."""
+    """Yield each revision's row, after its rank and name, by which rows are sorted. Revisions with
+    problems come first, then incomplete ones, complete ones, and those that nobody wants."""
     goal_of = {(goal["want"].partition("@")[0], goal["revision"]): goal for goal in goals}
     for revision in revisions:
         name = f"{revision['dataset']}@{revision['digest'][:12]}"
@@ -102,7 +102,7 @@ def _list_rows(
             continue
         troubles = []
         if goal["short"]:
-            troubles.append(f"does not fit: {_gb(goal['short'])} too much")
+            troubles.append(f"does not fit: {_gb(goal['short'])} too large")
         if goal["trouble"]:
             troubles.append(escape(goal["trouble"]))
         if troubles:

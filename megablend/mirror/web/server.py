@@ -78,14 +78,14 @@ class WebServer:
         app.router.add_get(ROOT + "{_:.*}", self._files.answer)
         app.on_response_prepare.append(_add_headers)
         if self._is_open and self._tls is None:
-            LOG.warning("insecure: the token for data_port crosses the network unencrypted")
+            LOG.warning("insecure: the token for data_port is sent unencrypted; set `tls`")
         await self._listener.start(
             app, None if self._is_open else "127.0.0.1", self._port, self._tls
         )
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of files that were sent."""
+        """The number of bytes of files that were sent."""
         return self._files.num_bytes
 
     async def stop(self) -> None:

@@ -316,7 +316,7 @@ def test_pinned_data_is_never_evicted_and_wants_that_do_not_fit_wait(tmp_path: P
         code, message = node.fail("want", "third", "--wait")
         assert code == 3
         assert "third@latest does not fit: " in message
-        assert "\nunwant something" in message
+        assert "\nremove other wants with" in message
         before = count_sent(node.source)
         for _ in range(3):
             assert node.goals()[third]["short"] > 700_000
@@ -358,22 +358,22 @@ def test_bad_input(tmp_path: Path) -> None:
         revision = node.add("corpus", "d")
         assert node.fail("want", "corpse") == (
             2,
-            "'corpse': no such dataset here: did you mean 'corpus'?\n"
-            "`megablend datasets list` lists those that exist; `megablend datasets add NAME SOURCE...` adds one",
+            "'corpse': no such dataset: did you mean 'corpus'?\n"
+            "list the datasets with `megablend datasets list`, or add one with `megablend datasets add NAME SOURCE...`",
         )
         code, message = node.fail("want", f"corpus@{revision[:11]}x")
         assert code == 2
-        assert f"no such revision here: did you mean '{revision[:12]}'?\n" in message
+        assert f"no such revision: did you mean '{revision[:12]}'?\n" in message
         code, message = node.fail("want", "corpus@lates")
         assert "did you mean 'latest'?" in message
         code, message = node.fail("want", "corpus", "--pin")
         assert message.endswith(
-            f"needs a revision, since it is never updated\npin the latest one: corpus@{revision[:12]}"
+            f"only a revision can be pinned, since what is pinned is never updated\npin the latest one: corpus@{revision[:12]}"
         )
         assert node.fail("pin", "corpus")[1] == message
         assert node.fail("unwant", "corpus") == (
             2,
-            "'corpus' is not wanted on this node\nwanted revisions of 'corpus': none",
+            "'corpus' is not wanted on this node\nrequest it with `megablend datasets want corpus`",
         )
         assert node.fail("add", "a/b", "s3://b/d/")[0] == 2
         code, message = node.fail("add", "e", "s3://b/nothing/*")
@@ -443,7 +443,7 @@ def test_a_copy_that_was_deleted_behind_the_mirror_s_back_is_got_again(tmp_path:
         for _ in files:
             code, message = node.fail("path", "corpus")
             assert code == 3
-            assert "is no longer held\nrequest the folder again" in message
+            assert "the mirror no longer holds this file\nrequest the folder again" in message
             node.ask("want", "corpus", "--wait")
         check_folder(node.ask("path", "corpus")["path"], files, "d")
 
@@ -491,7 +491,7 @@ def test_files_that_are_not_what_was_listed(tmp_path: Path) -> None:
         assert code == 3
         assert message == (
             "s3://b/d/1: was replaced at the source after it was listed\n"
-            "`megablend datasets add corpus SOURCE...` makes a revision of the files that exist now"
+            "make a revision of the files that exist now: `megablend datasets add corpus SOURCE...`"
         )
         del node.source.files["b/d/1"]
         code, message = node.fail("want", "corpus", "--wait")
@@ -604,7 +604,7 @@ def test_a_damaged_manifest_holds_up_nothing_else(is_gone: bool, tmp_path: Path)
         assert node.ask("want", "other", "--wait")["missing"] == 0
         trouble = node.goals()[lost]["trouble"]
         assert f"{manifest}: " in trouble
-        assert "add the dataset again, with `megablend datasets add`" in trouble
+        assert "add the dataset again with `megablend datasets add`" in trouble
         assert node.fail("want", "corpus", "--wait")[0] == 3
         assert node.fail("path", "corpus")[0] == 3
         # It is of the same files: nothing is fetched

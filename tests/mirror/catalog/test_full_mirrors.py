@@ -45,7 +45,7 @@ def test_wants_of_one_and_a_half_times_the_room(tmp_path: Path, etcd: EtcdServer
         code, message = b.fail("want", "second", "--copies", "all", "--wait")
         assert code == 3
         assert "second@latest does not fit: it needs " in message
-        assert "\nunwant something" in message
+        assert "\nremove other wants with" in message
         held = sum(map(len, files.values())) * 2 // 3
         num_looks = 0
         while time.monotonic() < began + SECONDS:

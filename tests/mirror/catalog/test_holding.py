@@ -174,7 +174,7 @@ def test_a_manifest_that_is_lost_later_is_told_and_waited_for(tmp_path: Path) ->
         catalog._recent.clear()  # as if those of other datasets had taken its place
         for _ in range(2):
             assert not await holding._fetch()
-            assert f"{manifest}: is gone" in holding.states[0].trouble
+            assert f"{manifest}: is missing" in holding.states[0].trouble
             await holding._plan()
         await pages.close()
 
@@ -395,7 +395,7 @@ def test_a_file_that_is_gone_is_told_of_all_that_have_it_and_not_asked_for_again
         )
         assert [each.trouble for each in holding.states] == [
             "s3://b/x: was deleted at the source after it was listed\n"
-            f"`megablend datasets add {name} SOURCE...` makes a revision of the files that exist now"
+            f"make a revision of the files that exist now: `megablend datasets add {name} SOURCE...`"
             for name in ("d", "e")
         ]
         num_asked = reader.num_asked

@@ -90,7 +90,7 @@ def test_a_source_that_lost_files_or_cannot_be_listed_changes_nothing(tmp_path: 
         node.ask("want", "corpus", "--wait")
         del node.source.files["b/d/sub/mid.bin"]
         node.source.files["b/d/new"] = b"new"
-        until(lambda: "1 files are gone, such as s3://b/d/sub/mid.bin" in trouble(node))
+        until(lambda: "1 files no longer exist, such as s3://b/d/sub/mid.bin" in trouble(node))
 
         def count_failed() -> int:
             status = json.loads(run("node", "status", node.config, "--json").stdout)
@@ -98,7 +98,7 @@ def test_a_source_that_lost_files_or_cannot_be_listed_changes_nothing(tmp_path: 
 
         # The log has what is news
         until(lambda: count_failed() > 2)
-        assert (node.folder / "node.log").read_text().count("1 files are gone") == 1
+        assert (node.folder / "node.log").read_text().count("1 files no longer exist") == 1
         told = node.run("list").stdout
         assert "corpus: its source, listed 20" in told
         assert f"corpus@{first[:12]} stays the latest revision" in told
@@ -282,7 +282,9 @@ def test_one_node_of_a_cluster_lists_a_dataset(tmp_path: Path, etcd: EtcdServer)
 
             async def is_told(node: LocalMates) -> bool:
                 told = (await node.ask("status"))["listed"].get("corpus", {})
-                return "1 files are gone" in told.get("trouble", "") and told["by"] != home.own
+                return (
+                    "1 files no longer exist" in told.get("trouble", "") and told["by"] != home.own
+                )
 
             for node in others:
                 await until_so(partial(is_told, node))

@@ -26,7 +26,7 @@ from tests.storage.faulty import FaultySource
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a@b", "a\n", "a\x7f", "a\x85", "x" * 101])
 def test_names_that_cannot_be(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be a dataset's name\nchoose 1 to 100 bytes"):
+    with pytest.raises(ConfigError, match="is not a valid dataset name\nchoose 1 to 100 bytes"):
         check_name(name)
 
 
@@ -50,7 +50,7 @@ def test_paths_begin_after_what_the_pattern_names(tmp_path: Path) -> None:
     assert find_paths(f"{tmp_path}/m/") == every
     assert find_paths(tmp_path / "m/1/*", tmp_path / "m/1/a.bin") == ["a.bin", "b.bin"]
     with pytest.raises(
-        ConfigError, match=r"would have the path 'a.bin' in the dataset, as does .*1/a.bin"
+        ConfigError, match=r"would have the same path in the dataset as .*1/a.bin, 'a.bin'"
     ):
         find_paths(tmp_path / "m/1/a.bin", tmp_path / "m/2/a.bin")
     with pytest.raises(ConfigError, match=r"nothing\*: matches no files\ncheck the"):
@@ -75,7 +75,8 @@ def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text(name)
     with pytest.raises(
-        ConfigError, match=r"n/a/b: lies below another file of the dataset\ngive one"
+        ConfigError,
+        match=r"n/a/b: a parent folder of its path in the dataset is itself a file of the dataset\ngive one",
     ):
         find_paths(tmp_path / "m", tmp_path / "n")
 

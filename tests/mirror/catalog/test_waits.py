@@ -81,7 +81,7 @@ def test_a_wait_for_what_is_denied_ends_and_the_want_stays(
             assert cause.startswith(f"{url}: cannot be read: access is denied")
             assert "get permission to read it" in cause
             assert outcome == (
-                "e@latest stays wanted, and is fetched once this is changed: nothing has come for 1 s"
+                "nothing was fetched for 1 s; e@latest stays wanted, and is fetched once this is fixed"
             )
             source.faults = Faults()
             waited = await datasets.answer({"verb": "wait", "target": "e"})

@@ -235,7 +235,7 @@ def test_what_is_not_written_is_not_held(tmp_path: Path, name: str, number: int)
         if number == errno.ENOSPC:
             assert not put(store, key, every)
         else:
-            with pytest.raises(DataError, match=r"the mirror's disk fails: Input/output error"):
+            with pytest.raises(DataError, match=r"the mirror's disk failed: Input/output error"):
                 put(store, key, every)
         assert failing.left == 0
         assert (path.stat().st_blocks if path.exists() else 0) == allocated
@@ -256,7 +256,7 @@ def test_what_cannot_be_synced_is_not_held(tmp_path: Path, number: int) -> None:
     held = to_sets(store.held(KEYS[0]))
     put(store, KEYS[0], pages_at((2 * BLOCK, 10_000)))
     failing.left = 1
-    with pytest.raises(DataError, match="the mirror's disk fails"):
+    with pytest.raises(DataError, match="the mirror's disk failed"):
         store.sync()
     assert to_sets(store.held(KEYS[0])) == held
     assert check_store(store) >= 3
@@ -270,7 +270,7 @@ def test_pages_are_gone_though_their_room_does_not_come_back(tmp_path: Path, nam
     store = open_store(tmp_path / "m", calls=failing.calls)
     fill(store)
     failing.left = 1
-    with pytest.raises(DataError, match="the mirror's disk fails"):
+    with pytest.raises(DataError, match="the mirror's disk failed"):
         store.drop(KEYS[2], pages_at((0, BLOCK)))
     assert to_sets(store.held(KEYS[2])) == to_sets(pages_at((BLOCK, BLOCK)))
     assert store.usage() == open_store(tmp_path / "m").usage()
@@ -382,7 +382,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=(
-            r"full: is not empty, and is not a mirror: it contains 'thesis\.tex'\n"
+            r"full: is neither empty nor a mirror: it contains 'thesis\.tex'\n"
             r"set `mirror.folder` to an empty"
         ),
     ):

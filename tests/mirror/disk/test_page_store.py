@@ -118,7 +118,7 @@ def test_small_files_are_held_whole(tmp_path: Path, size: int) -> None:
 
 def test_small_files_are_not_written_in_part(tmp_path: Path) -> None:
     store = open_store(tmp_path / "m")
-    with pytest.raises(ValueError, match="5000 bytes is written as a whole"):
+    with pytest.raises(ValueError, match="5000 bytes must be written whole"):
         put(store, key_of(5000), pages_at((0, 1)))
 
 

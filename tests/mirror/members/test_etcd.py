@@ -194,11 +194,13 @@ def test_what_is_no_etcd_is_told(etcd: EtcdServer) -> None:
         port = find_free_port()
         server = await asyncio.start_server(answer, "127.0.0.1", port)
         other = Etcd([f"http://127.0.0.1:{port}"])
-        with pytest.raises(ConfigError, match=r"not as etcd 3\.4 or later does: b'hello'"):
+        with pytest.raises(
+            ConfigError, match=r"did not respond as etcd 3\.4 or later does: status 200, b'hello'"
+        ):
             await other.get("p/")
         await other.close()
         await close_server(server)
-        with pytest.raises(ConfigError, match=r"not as etcd 3\.4"):
+        with pytest.raises(ConfigError, match=r"did not respond as etcd 3\.4"):
             await client.get("p/")
 
     work(do, f"{etcd.url}/elsewhere")
@@ -237,7 +239,7 @@ def test_users_passwords_and_permissions(
 
     async def go_on(client: Etcd) -> None:
         await _can_write(client)
-        with pytest.raises(ConfigError, match=r"as user 'node': .*permission denied\ngive `etcd`"):
+        with pytest.raises(ConfigError, match=r"as user 'node': .*permission denied\nset `user`"):
             await client.get("q/")
         with pytest.raises(StartOverError):
             async for _ in client.watch("q/", 1):

@@ -70,7 +70,7 @@ def test_nodes_wait_for_those_that_are_expected_and_one_that_is_late_joins(
             reading = asyncio.ensure_future(nodes.read_all(0, 1))
             await asyncio.sleep(1.5)
             assert source.bytes < 50  # versions were asked for
-            joined = f"2 of 3 have joined: {nodes.names[0]}, {nodes.names[1]}"
+            joined = f"2 of 3 nodes have joined: {nodes.names[0]}, {nodes.names[1]}"
             await until(lambda: nodes.cluster(0).as_json()["trouble"] == joined, 60)
             await nodes.start(2)
             await wait_for_view(nodes, 0, 1, 2)
@@ -323,7 +323,7 @@ def test_who_may_have_been_left_out_reads_only_what_is_due(
             views = nodes.cluster(0)._members.views
             assert views is not None
             await until(lambda: views.find_doubt(1) not in (None, math.inf))
-            with pytest.raises(AwayError, match="may have dropped this node"):
+            with pytest.raises(AwayError, match="may have removed this node"):
                 await nodes.read(0, own[1], due=math.inf)
             await nodes.read(0, own[2])
             # Most of the nodes are there, so that the others make no view

@@ -64,14 +64,14 @@ def test_a_steps_machines_before_the_jobs() -> None:
         (
             "slurm",
             {"SLURM_JOB_NODELIST": "n[1-x]"},
-            r"found 'n\[1-x\]' .*cannot be understood\nlist",
+            r"cannot parse 'n\[1-x\]' in .*\nlist",
         ),
         (
             "slurm",
             {"SLURM_JOB_NODELIST": "n[3-1]"},
-            r"found 'n\[3-1\]' .*cannot be understood\nlist",
+            r"cannot parse 'n\[3-1\]' in .*\nlist",
         ),
-        ("slurm", {"SLURM_JOB_NODELIST": "n[]"}, r"found 'n\[\]' .*cannot be understood\nlist"),
+        ("slurm", {"SLURM_JOB_NODELIST": "n[]"}, r"cannot parse 'n\[\]' in .*\nlist"),
         ("slurm", {"SLURM_JOB_NODELIST": "n[1-2,b"}, r"found 'n\[1-2', expected host"),
         ("slurm", {"SLURM_JOB_NODELIST": "n1,,n2"}, r"found '', expected host"),
         ("slurm", {"SLURM_JOB_NODELIST": "n[1-99999]m[1-99999]"}, r"found 65537 nodes in SLURM"),

@@ -169,7 +169,9 @@ def test_nothing_is_fetched_that_cannot_be_written(folder: MirrorFolder) -> None
     async def run() -> None:
         store = PageStore(folder, size=None, reserve=0, calls=DiskCalls()._replace(check=fail))
         reader = StubReader()
-        with pytest.raises(DataError, match="the mirror's disk fails: Read-only file system: make"):
+        with pytest.raises(
+            DataError, match="the mirror's disk failed: Read-only file system; make"
+        ):
             await Engine(store, reader).obtain(Want(KEY, pages_at((0, 3))))
         assert not reader.wants
 

@@ -30,5 +30,5 @@ def test_frames_that_are_none_are_logged_once_a_minute(tmp_path: Path) -> None:
                 assert HEAD.unpack(client.recv(HEAD.size))[1] == Kind.FAILED
         log = (node.folder / "node.log").read_text()
         assert log.count("mirror: a request failed (TypeError)") == 1
-        assert log.count(f"{node.folder}: a client is refused: refused a request of") == 1
+        assert log.count(f"{node.folder}: refused a client: refused a request of") == 1
         assert node.ask("list")["revisions"] == []

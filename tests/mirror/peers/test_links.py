@@ -199,7 +199,7 @@ def test_both_sides_of_a_partition_read_on(
             before = source.bytes
             await nodes.read_all()
             assert is_settled_at(source, before)
-            assert "is back after" in caplog.text
+            assert "responds again after" in caplog.text
 
     with FaultySource({f"d/{i}": random.Random(i).randbytes(9 << 20) for i in range(3)}) as source:
         asyncio.run(run())

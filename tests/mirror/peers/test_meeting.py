@@ -201,7 +201,7 @@ def test_other_secrets(other: bytes | None, tmp_path: Path) -> None:
             for i in (0, 1):
                 (line,) = await nodes.cluster(i).check()
                 name = nodes.names[1 - i]
-                assert line.startswith(f"{nodes.names[i]} does not reach {name}: {name} ")
+                assert line.startswith(f"{nodes.names[i]} cannot reach {name}: {name} ")
                 assert "\n" not in line
 
     with FaultySource(dict(FILES)) as source:
@@ -392,12 +392,12 @@ def test_a_missing_machine_of_torchrun(tmp_path: Path, caplog: pytest.LogCapture
             await start_machines(nodes, 2, 0)
             await nodes.read_all()
             assert is_read_once(source, 8)
-            assert "1 of 3 nodes are missing: machine 1: continuing" in caplog.text
+            assert "1 of 3 nodes are missing: machine 1; continuing" in caplog.text
             # They have begun without it
             await start_machines(nodes, 1)
             key = await nodes.key("d/0")
             with pytest.raises(
-                ResourceError, match="joined after the others had started without it"
+                ResourceError, match="joined after the other nodes had started without it"
             ):
                 await nodes.nodes[1].engine.obtain(Want(key, pages_of_file(5000), 0.0))
 
@@ -448,8 +448,8 @@ def test_too_few_machines_of_torchrun(first: int, tmp_path: Path) -> None:
             some = [first, 2]
             await start_machines(nodes, *some)
             message = (
-                "has no list of nodes: (.* is unreachable|not all nodes have joined)|2 of 4 nodes are missing: machine 1, "
-                "machine 3"
+                "cannot get the list of nodes from .*: (.* is unreachable|not all nodes have joined)|"
+                "2 of 4 nodes are missing: machine 1, machine 3"
             )
             for i in some:
                 await fail(nodes, i, ResourceError, message)
@@ -470,7 +470,10 @@ def test_a_missing_machine_of_torchrun_with_strict(which: tuple[int, ...], tmp_p
             await start_machines(nodes, *which)
             for i in which:
                 await fail(
-                    nodes, i, ConfigError, r"(machine 2|no list of nodes: .*)\n.*`mirror.strict`"
+                    nodes,
+                    i,
+                    ConfigError,
+                    r"(machine 2|cannot get the list of nodes .*)\n.*`mirror.strict`",
                 )
 
     with FaultySource(dict(FILES)) as source:

@@ -180,7 +180,7 @@ def test_without_a_node_process_the_source_is_read(
             with caplog.at_level(logging.WARNING, "megablend"):
                 fresh = make({**settings, "patience": 0.5})
                 assert read(fresh, f"{source.url}/d/x", (400_000, 9)) == cut((400_000, 9))
-            assert "reading the source without it" in caplog.text
+            assert "reading the source without the mirror" in caplog.text
         finally:
             os.kill(node, signal.SIGCONT)
 
@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "full", source.url) as settings:
         with pytest.raises(
             ConfigError,
-            match=r"(?s)full: is not empty, and is not a mirror.*\nset `mirror.folder` to an empty folder",
+            match=r"(?s)full: is neither empty nor a mirror.*\nset `mirror.folder` to an empty folder",
         ):
             make(settings).stat(f"{source.url}/d/x")
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]
@@ -282,7 +282,7 @@ def test_a_job_goes_on_if_its_node_process_cannot_be_started_again(
         failed = subprocess.CompletedProcess([], 2, b"", b"m: Read-only file system")
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
         assert read(storage, f"{source.url}/d/x", (500_000, 9)) == cut((500_000, 9))
-        assert "it cannot be started: m: Read-only file system" in caplog.text
+        assert "the node process cannot be started: m: Read-only file system" in caplog.text
 
 
 def test_a_reserve_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
@@ -290,7 +290,9 @@ def test_a_reserve_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
         FaultySource({"d/x": DATA}) as source,
         mirror(tmp_path / "m", source.url, reserve="900TB") as settings,
     ):
-        with pytest.raises(ConfigError, match="leaves nothing for the mirror\nlower it, or set"):
+        with pytest.raises(
+            ConfigError, match=r"leaves nothing for the mirror\nlower `mirror\.reserve`, or set"
+        ):
             read(make(settings), f"{source.url}/d/x", (0, 10))
         settings["reserve"] = 0
         assert read(make(settings), f"{source.url}/d/x", (0, 10)) == cut((0, 10))
@@ -301,7 +303,9 @@ def test_other_credentials_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         assert read(make(settings), f"{source.url}/d/x", (0, 10)) == cut((0, 10))
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody-else")
         other = connect(settings)
-        with pytest.raises(ConfigError, match="with other credentials or settings than this"):
+        with pytest.raises(
+            ConfigError, match="uses other credentials or settings for object stores than this"
+        ):
             other.stat([f"{source.url}/d/x"])
 
 

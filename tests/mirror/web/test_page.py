@@ -131,7 +131,7 @@ def test_what_is_in_trouble_comes_first() -> None:
         "0.750 GB of 1.000 GB",
         "",
     ]
-    assert by_name["short"][4] == "does not fit: 0.300 GB too much"
+    assert by_name["short"][4] == "does not fit: 0.300 GB too large"
     assert by_name["gone"][4].endswith(f"{EVIL}: is gone")
     assert by_name["pinned"][4] == "pinned"
     assert by_name["unwanted"][3:] == ["", "not wanted"]
@@ -143,12 +143,16 @@ def test_what_is_in_trouble_comes_first() -> None:
 def test_sources_that_changed_nothing_and_revisions_that_were_found() -> None:
     one = [revision("corpus", "0") | {"is_found": True}]
     listed = {
-        "corpus": {"by": "node1:7171", "at": 1.0, "trouble": f"2 files are gone, such as {EVIL}"},
+        "corpus": {
+            "by": "node1:7171",
+            "at": 1.0,
+            "trouble": f"2 files no longer exist, such as {EVIL}",
+        },
         "well": {"by": "node1:7171", "at": 1.0, "trouble": ""},
     }
     page = Page(format_page(STATUS, told(one, []) | {"listed": listed}))
     facts = page.facts()
-    assert facts["source of corpus"] == f"2 files are gone, such as {EVIL}"
+    assert facts["source of corpus"] == f"2 files no longer exist, such as {EVIL}"
     assert "source of well" not in facts
     (row,) = [row for name, row in page.datasets().items() if name.startswith("corpus@")]
     assert row[2] == "2025-11-26 04:40 UTC, found by listing again"
