@@ -122,8 +122,8 @@ class StagesPlan(LocatesMany):
         # The same array, unless a source is dropped
         self._first_ordinals = self._samples_before
         """The first ordinal of each source that belongs to each stage, int64 [num_stages + 1,
-        num_sources]. It is as in `_samples_before`, but the ordinals of a dropped source that
-        earlier stages have begun belong to these earlier stages, even if they are not read."""
+        num_sources]. Like `_samples_before`, but the ordinals of a dropped source that earlier
+        stages have begun belong to these earlier stages, even if they are not read."""
         self._stop_ordinals = before[-1].copy()
         """The end of each source's ordinals, int64 [num_sources]; after a cut, some ordinals below
         it may not be read."""
@@ -254,8 +254,8 @@ class StagesPlan(LocatesMany):
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """Return the sample with which a source has given as many samples, in whatever order, as it
-        has ordinals up to `ordinal`; None if the run ends before."""
+        """Return the sample with which a source has given as many samples, in any order, as it has
+        ordinals up to `ordinal`; None if the run ends before."""
         stage = int((self._first_ordinals[1:, source] <= ordinal).sum())
         if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None

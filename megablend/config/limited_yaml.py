@@ -30,7 +30,7 @@ _UNUSUAL_TAGS = frozenset(("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
 """Matches numbers that YAML 1.1 takes to be octal (0400 is 256) or of base 60 (1:30 is 90), which
-hardly anyone means."""
+is rarely intended."""
 
 Lines = dict[str, tuple[int, Any]] | list[tuple[int, Any]] | None
 """Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value;

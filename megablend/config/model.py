@@ -109,7 +109,7 @@ class Config(Settings):
     @property
     def stage_configs(self) -> tuple[Config, ...]:
         """The settings of each stage of train, as a config without stages whose length is not set;
-        one if none are listed. They are made anew each time, which is slow with many sources."""
+        one if none are listed. They are made on each access, which is slow with many sources."""
         if not self.stages:
             return (self,)
         train = self.sources["train"]

@@ -61,8 +61,8 @@ class StageSource(Share, _Changes):
     remedy = "; set it in `sources`, for all stages"
 
     def find_changes(self) -> dict[str, Any]:
-        """Return the fields of a `Source` to update. A share replaces the source's share, whatever
-        its unit was."""
+        """Return the fields of a `Source` to update. A share replaces the source's share, in any
+        unit."""
         changes = {name: getattr(self, name) for name in self.model_fields_set}
         if any(changes.get(unit) is not None for unit in UNITS):
             changes = dict.fromkeys(UNITS) | changes

@@ -70,7 +70,7 @@ def find_named_token(tokenizer: Path, name: str) -> int:
 
 
 def find_token(tokenizer: Path, text: str) -> int:
-    """Return the id of the token that is written `text`. Raises: ConfigError if there is none."""
+    """Return the id of the token with this text. Raises: ConfigError if no token has it."""
     data = _load(tokenizer)
     added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
     vocab = data.get("model", {}).get("vocab", {})

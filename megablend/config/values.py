@@ -1,5 +1,5 @@
-"""Types of the values in a config: how each is written, and what it becomes.
-Numbers are exact: 0.1 is 1/10."""
+"""Types of the values in a config: how each is written and parsed. Numbers are exact: 0.1 is
+1/10."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _describe_left_out(
         are = "stages that began at samples" if len(starts) > 1 else "stage that began at sample"
         listed = ", ".join(f"{start:,}" for start in starts)
         notes.append(
-            f"the run no longer has the {are} {listed}, with settings that the config does not list"
+            f"the run no longer has the {are} {listed}, whose settings the config does not list"
         )
     kept = load_skips(config.cache_store, amended).ranges
     gone = [each for each in load_skips(config.cache_store, committed).ranges if each not in kept]

@@ -132,7 +132,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     cache = _cache_of(what)
     check_run_name(new)
     if run == new:
-        raise ConfigError(f"{cache}: run {run!r} has this name already; give it another one")
+        raise ConfigError(f"{cache}: run {run!r} already has this name; choose another one")
     with _changing(cache, run) as store:
         record, ledger = read_ledger(store, run)
         if ledger is None:
@@ -145,7 +145,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
             or load_skips(store, renamed) != load_skips(store, ledger)
         ):
             raise ConfigError(
-                f"{cache}: there is a run {new!r} already; remove it first, or choose another name"
+                f"{cache}: a run {new!r} already exists; remove it first, or choose another name"
             )
         if not is_taken:
             # Skips come before the ledger, so that a run of the new name never lacks them
@@ -239,7 +239,7 @@ def _check_exists(cache: CacheStore, run: str) -> None:
 
 
 def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
-    """Return a run as `list_runs` lists it; None if it was removed meanwhile.
+    """Return a run as `list_runs` lists it; None if it has been removed.
 
     Args:
         indices: digests of the indexes that the cache has.

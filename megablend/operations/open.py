@@ -59,7 +59,7 @@ def open_dataset(
     """
     if state is not None and consumed_samples is not None:
         raise ConfigError(
-            "found both state and consumed_samples, expected only one of them: the state contains the number"
+            "found both state and consumed_samples; pass only the state, which contains the number"
         )
     if split != "train" and consumed_samples:
         raise ConfigError(
@@ -72,7 +72,7 @@ def open_dataset(
     else:
         if run is not None:
             raise ConfigError(
-                f"found both a config and run={run!r}, expected only one of them: the config names its run"
+                f"found both a config and run={run!r}; leave out run, since the config names it"
             )
         checked = load_config(config, cache=cache)
         if stage is not None:

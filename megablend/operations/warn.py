@@ -37,7 +37,7 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 
 def warn_of_run(compiled: Compiled) -> list[str]:
-    """Return warnings about train as a whole, whatever its sources are."""
+    """Return warnings about train as a whole, regardless of its sources."""
     return [
         *_warn_of_masks(compiled.config),
         *_warn_of_last_share(compiled),
@@ -169,10 +169,9 @@ def _warn_of_last_share(compiled: Compiled) -> list[str]:
     if share is None or share == 1:
         return []
     return [
-        f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from the run's "
+        f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from its "
         f"start, so train has only {_samples(compiled.run.num_samples)}; leave out its `share` to read the whole length (for "
-        "parts of 30% and 70%: `share: 0.3`, then a stage without), or, to end there, set the ends of all stages in "
-        "`samples`, and no length for the run"
+        "parts of 30% and 70%: `share: 0.3`, then a stage without), or set the ends of all stages in `samples` to end there"
     ]
 
 
@@ -187,9 +186,8 @@ def _warn_of_ends(compiled: Compiled) -> list[str]:
         if after.drain is not None and beyond:
             lines.append(
                 f"stages[{number + 1}]: drain: found {after.drain:,}, so the length of samples changes at sample "
-                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end "
-                f"at a multiple of {unit}, with all lanes: otherwise fewer steps fit, and loaders continue in other "
-                "lanes; `megablend amend --dry-run` prints the number to write"
+                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end at a "
+                f"multiple of {unit} and with all lanes; `megablend amend --dry-run` prints the number to write"
             )
         rest = (stage.end - stage.first) % lanes
         if stage.cut is not None or not compiled.run.has_lanes or rest == 0:
@@ -198,9 +196,8 @@ def _warn_of_ends(compiled: Compiled) -> list[str]:
         if compiled.config.stages[number].samples is None:
             remedy = f"write its end as `samples: {stage.end}`, so that the config alone reproduces this run"
         lines.append(
-            f"stages[{number}]: ends at sample {stage.end:,}, with {rest} of its {lanes} lanes "
-            "ahead of the others, so loaders continue in other lanes, which costs reads: "
-            f"{remedy}"
+            f"stages[{number}]: ends at sample {stage.end:,}, with {rest} of its {lanes} lanes ahead of the others, so loaders "
+            f"continue in other lanes and read more: {remedy}"
         )
     return lines
 
@@ -209,10 +206,9 @@ def warn_of_epochs(run: Run) -> list[str]:
     """Return a line for each epoch whose rest is not read, and for each that is read from files
     that are gone. Only runs that were planned before `Stage.whole_epochs` have such epochs."""
     lines = [
-        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another "
-        f"epoch, after its first sample {run.ledger.starts[stage]:,}: an earlier release planned "
-        "this, and what a run has committed does not change; keep the files, or, if training has "
-        f"not reached the stage, amend it: `megablend amend CONFIG --at {run.ledger.starts[stage]}`"
+        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another epoch after its first "
+        f"sample {run.ledger.starts[stage]:,}, as an earlier release planned; keep the files, or, if training has not reached "
+        f"the stage, amend it: `megablend amend CONFIG --at {run.ledger.starts[stage]}`"
         for source, stage in list_late(run)
     ]
     for number, source in enumerate(run.sources):
@@ -220,10 +216,9 @@ def warn_of_epochs(run: Run) -> list[str]:
             stage = _find_first_stage(run, number, segment)
             start = run.ledger.starts[stage]
             lines.append(
-                f"source {source.name!r}: {tokens:,} tokens are not read: they are the rest of an epoch within which "
-                f"stage {stage} begins, at sample {start:,}; an earlier release planned this, and what a run has "
-                f"committed does not change; `megablend amend CONFIG --at {start}` lets the stage read them, if "
-                "training has not reached it"
+                f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage} "
+                f"begins at sample {start:,}, as an earlier release planned; `megablend amend CONFIG --at {start}` lets the "
+                "stage read them, if training has not reached it"
             )
     return lines
 

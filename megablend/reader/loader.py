@@ -173,7 +173,7 @@ class Loader:
 
     @property
     def batches_total(self) -> int:
-        """The number of batches of the whole run, whatever the position."""
+        """The number of batches of the whole run, regardless of the position."""
         return self.sampler.steps_after(0)
 
     def __getattr__(self, name: str) -> Any:
@@ -215,7 +215,7 @@ class Loader:
 
     def _yield_batches(self, current: _Pass) -> Iterator[dict[str, Any]]:
         """Yield the batches of an iteration; the position advances with each, and files are watched
-        meanwhile."""
+        until the end."""
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):

@@ -91,7 +91,8 @@ def _make_loss_mask(settings: Section, samples: Samples) -> npt.NDArray[np.float
 
 
 def _signed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert uint16 and uint32, which torch hardly supports, to the next wider signed dtype."""
+    """Convert uint16 and uint32, which torch supports only in part, to the next wider signed
+    dtype."""
     wider = {"uint16": np.int32, "uint32": np.int64}.get(numbers.dtype.name)
     return numbers if wider is None else numbers.astype(wider)
 

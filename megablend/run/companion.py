@@ -154,7 +154,7 @@ def _dump_other(ledger: Ledger) -> dict[str, Any]:
 
 
 def _parse_other(run: str, record: dict[str, Any]) -> Ledger:
-    """The inverse of `_dump_other`. Raises: one of `_MALFORMED`."""
+    """Parse the result of `_dump_other`. Raises: one of `_MALFORMED`."""
     blend = parse_blend(record["blend"], may_be_unblended=True)
     return Ledger(run=run, stages=(Stage(end=record["end"], index=record["index"], blend=blend),))
 
@@ -203,7 +203,7 @@ def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
 
 
 def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
-    """The inverse of `_dump_plan`. Raises: one of `_MALFORMED`."""
+    """Parse the result of `_dump_plan`. Raises: one of `_MALFORMED`."""
     size = record["num_sources"]
 
     def take(number: int | None, *shape: int) -> Int64s | None:

@@ -72,7 +72,7 @@ class Ledger:
         )
 
     def stage_at(self, sample: int) -> Stage:
-        """The stage that has a sample; the last one for samples beyond the run."""
+        """Return the stage that has a sample; the last one for samples beyond the run."""
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     @property
@@ -117,8 +117,8 @@ class Ledger:
         )
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
-        """Return a copy with the cycles that a committed ledger has fixed for its sources, whatever
-        would be chosen now."""
+        """Return a copy with the cycles that a committed ledger has fixed for its sources, not
+        those that would be chosen now."""
         blends = []
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None

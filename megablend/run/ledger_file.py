@@ -79,7 +79,7 @@ _STAGE = SETTINGS | {
     "of": is_count,
     "shares": [[is_count]],
 }
-"""Keys of a stage that lists what it changes, together with what it keeps of the previous one."""
+"""Keys of a stage that lists its changes, together with what it keeps of the previous one."""
 _DEFAULTS: dict[str, Any] = {
     "cut": None,
     "drain": None,
@@ -311,7 +311,7 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
 
 
 def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) -> Blend:
-    """The inverse of `blend_record`.
+    """Parse the result of `blend_record`.
 
     Args:
         may_be_unblended: whether the split is one other than train, which is always blended.

@@ -144,7 +144,7 @@ class State:
 def _parse_link(
     end: Any, digest: object, cut: Any = None, drain: Any = None, whole_epochs: object = False
 ) -> Link:
-    """The inverse of `Link.to_list`. Raises: TypeError if a number is not an integer."""
+    """Parse the result of `Link.to_list`. Raises: TypeError if a number is not an integer."""
     return Link(
         end=operator.index(end),
         digest=str(digest),

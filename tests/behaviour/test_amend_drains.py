@@ -450,7 +450,8 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     }
     assert megablend.build(fits).warnings == ()
     with pytest.raises(
-        megablend.ConfigError, match=r"stages\[0\]: found `drain`, but the first stage begins with"
+        megablend.ConfigError,
+        match=r"stages\[0\]: found `drain`, but the first stage begins at sample 0",
     ):
         megablend.build(other | {"stages": [FIRST | {"drain": 300}]})
 

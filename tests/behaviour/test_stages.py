@@ -206,7 +206,7 @@ def test_one_blend_lengthened_and_then_changed_goes_on(config: dict[str, Any]) -
     [
         (
             {"stages": [STAGES[0] | {"lanes": 2}, *STAGES[1:]]},
-            r"its order is fixed: lanes was 4 and is now 2; give",
+            r"its order is fixed: lanes was 4 and is now 2; restore the config",
         ),
         (
             {"stages": [STAGES[0], STAGES[1] | {"sources": {"s2": {"weight": 2}}}, *STAGES[2:]]},

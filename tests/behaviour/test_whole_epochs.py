@@ -219,10 +219,7 @@ def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(
     # The stage before reads the epoch that it would have begun, up to there
     assert tokens[32:40] == FIRST[:8]
     check_epochs(tokens[40:], [GROWN if last == NEW_DATA else [*FIRST, *LAST]] * 4)
-    says = (
-        "source 's1': 20 tokens are not read: they are the rest of an epoch within which stage 2 "
-        "begins"
-    )
+    says = "source 's1': 20 tokens are not read, the rest of an epoch within which stage 2 begins"
     for warnings in (
         megablend.build(config).warnings,
         megablend.describe(config).to_dict()["warnings"],

@@ -158,7 +158,7 @@ def test_what_else_an_amendment_leaves_out_is_noted(grown: dict[str, Any]) -> No
     )
     found = megablend.amend(edited, at=112, dry_run=True)
     assert found.note == (
-        "the run no longer has the stages that began at samples 320, 1,600, with settings that the config does not list; "
+        "the run no longer has the stages that began at samples 320, 1,600, whose settings the config does not list; "
         "samples 400 to 440 of the previous plan are no longer skipped"
     )
     kept = with_stages(
@@ -187,7 +187,7 @@ def test_a_return_to_the_settings_of_the_stage_that_is_cut_is_noted(tmp_path: Pa
     edited = with_stages(config, first, changed | {"samples": 1600})
     found = megablend.amend(edited, at=112, dry_run=True)
     assert found.note == (
-        "the run no longer has the stage that began at sample 640, with settings that the config does not list"
+        "the run no longer has the stage that began at sample 640, whose settings the config does not list"
     )
 
 
@@ -207,7 +207,7 @@ def test_a_stage_before_new_data_that_an_amendment_leaves_out_is_noted(
     note = megablend.amend(edited, at=112, dry_run=True).note
     assert (
         note
-        == "the run no longer has the stage that began at sample 320, with settings that the config does not list"
+        == "the run no longer has the stage that began at sample 320, whose settings the config does not list"
     )
     all_three = with_stages(config, STAGES[0], CHANGE | {"samples": 320}, middle, STAGES[1])
     assert megablend.amend(all_three, at=112, dry_run=True).note is None

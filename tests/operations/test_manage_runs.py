@@ -190,7 +190,7 @@ def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> Non
     path.write_text(json.dumps(config))
     megablend.build(path)
     assert megablend.list_runs(path) == megablend.list_runs(config["cache"]) != []
-    with pytest.raises(ConfigError, match="run 'demo' has this name already; give it another one"):
+    with pytest.raises(ConfigError, match="run 'demo' already has this name; choose another one"):
         megablend.rename_run(config, "demo", "demo")
     megablend.rename_run(config, "demo", "another")
     says = r"expected a name of at most 100 letters, digits, '\.', '_' and '-', that begins with a letter or digit"
@@ -208,11 +208,11 @@ def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> Non
     megablend.build(config | {"run": "other", "samples": 30})
     before = megablend.list_runs(config)
     with pytest.raises(
-        megablend.ConfigError, match="there is a run 'other' already; remove it first"
+        megablend.ConfigError, match="a run 'other' already exists; remove it first"
     ):
         megablend.rename_run(config, "demo", "other")
     with pytest.raises(
-        megablend.ConfigError, match="run 'demo' has this name already; give it another one"
+        megablend.ConfigError, match="run 'demo' already has this name; choose another one"
     ):
         megablend.rename_run(config, "demo", "demo")
     for change in (megablend.show_run, megablend.reset_run, megablend.remove_run):

@@ -98,7 +98,7 @@ def test_lowering_and_reweighting_are_refused_with_the_reason(config: dict[str, 
     for call in (megablend.build, megablend.open):
         with pytest.raises(
             megablend.PlanError,
-            match=r"share of source 's0' was 3/4 and is now 2/3; give",
+            match=r"share of source 's0' was 3/4 and is now 2/3; restore the config",
         ):
             call(config | {"sources": sources})
         with pytest.raises(megablend.PlanError, match="seed was 7 and is now 8"):

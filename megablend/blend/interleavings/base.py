@@ -91,8 +91,8 @@ class Plan(Protocol):
         ...
 
     def nth_sample(self, source: int, n: int) -> int:
-        """Return the sample with which a source has given n samples, of whatever ordinals; n from 1
-        to the source's samples."""
+        """Return the sample with which a source has given n samples, of any ordinals; n from 1 to
+        the source's samples."""
         ...
 
 

@@ -260,9 +260,9 @@ class LanePlan(LocatesMany):
         )
 
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Yields the samples, int64 [n], ascending, that a leaf has in each cycle of the period
-        with its ordinal `ordinal` that begins before sample `stop`; then the samples of the
-        stage's tail before `stop`, of whatever leaf."""
+        """Yield the samples, int64 [n], ascending, that a leaf has in each cycle of the period with
+        its ordinal `ordinal` that begins before sample `stop`; then the samples of the stage's tail
+        before `stop`, of any leaf."""
         tree = self._tree
         total = self.num_samples
         shape = tree.left_leaves, tree.left_samples

@@ -121,8 +121,8 @@ def _prepare(
     max_memory: int | None,
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
-    """Do what `prepare_cache` does. Returns None if another build has changed the cache meanwhile,
-    so that it has to be checked again."""
+    """Do what `prepare_cache` does. Returns None if another build has changed the cache, which must
+    then be checked again."""
     start = time.monotonic()
     cache = Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)

@@ -332,7 +332,7 @@ test_what_the_data_shows = table(
 test_what_is_noted = table(
     plan("a stage that ends within a step of lanes", (stages({"samples": 101}, STAGE, run="off"), Blend.index),
          "stages[0]: ends at sample 101, with 1 of its 4 lanes ahead of the others, so loaders continue in other "
-         "lanes, which costs reads: at sample 100 or 104, all lanes would end together",
+         "lanes and read more: at sample 100 or 104, all lanes would end together",
          *(stages({"samples": end}, STAGE) for end in (100, 104))),  # huggingface/nanotron#113
     plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5 and is now 7/11",
          OTHER_RUN, {"s0": {}}),  # NVIDIA/Megatron-LM#457
