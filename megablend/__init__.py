@@ -119,7 +119,7 @@ __all__ = [
     "unskip",
     "verify",
 ]
-"""All but `open`: `from megablend import *` leaves Python's own."""
+"""All public names but `open`, so that `from megablend import *` does not hide the built-in one."""
 
 
 def __getattr__(name: str) -> Any:

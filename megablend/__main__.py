@@ -1,4 +1,4 @@
-"""`python -m megablend` is `megablend`."""
+"""Run the command line by `python -m megablend`, like `megablend`."""
 
 from megablend.cli import main
 

@@ -1,4 +1,4 @@
-"""Types of arrays, by their dtype, and running totals; shapes are where arrays are used."""
+"""Array types by dtype, and running totals. Shapes are documented where arrays are used."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 
 
 def running_totals(counts: npt.ArrayLike) -> Int64s:
-    """Return the sum of the counts before each of `counts` [n], and last the sum of all: int64
-    [n + 1]. If these count the items of consecutive runs, they are the starts of the runs, and the
-    end of the last."""
+    """Return the sum of the counts before each of `counts` [n], followed by the sum of all: int64
+    [n + 1]. If these are the lengths of consecutive ranges, the result is the start of each range
+    and the end of the last."""
     numbers = np.asarray(counts)
     totals = np.zeros(len(numbers) + 1, np.int64)
     np.cumsum(numbers, dtype=np.int64, out=totals[1:])

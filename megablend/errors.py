@@ -13,7 +13,7 @@
     │   ├── RefusedFileError              its source, or the system, denies access to it
     │   └── UnsupportedFileError          a valid file that megablend cannot read
     ├── CacheError (RuntimeError)         the cache: missing, damaged, in use: exit code 3
-    │   └── DamagedCacheError             a table or manifest is not what was committed, and a build repairs it
+    │   └── DamagedCacheError             a table or manifest is not what was committed, which a build repairs
     └── ResourceError (RuntimeError)      the system denies a resource: memory, permission, open files: exit code 3
 
 Any other exception that escapes is a bug in megablend: exit code 70. A message says which
@@ -26,8 +26,8 @@ import difflib
 from collections.abc import Iterable
 
 CHANGED_REMEDY = (
-    "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
-    "index that it began with"
+    "restore the original file, or give the run another name (`run:`) and run `megablend build CONFIG` (an existing run keeps "
+    "its index)"
 )
 """The remedy for a file that is not the one that was indexed. A rebuild alone does not move a run
 to the new index."""
@@ -36,12 +36,10 @@ NOT_ONE_FILE = (
     "build again"
 )
 """The other cause of a change during a build, and the remedies."""
-WITHOUT_IT = (
-    "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
-)
+WITHOUT_IT = "to continue without it, amend the run (`new_data` or `withdraw` of a stage, see docs/stages.md)"
 """The remedy for a file that a run needs and that is gone for good."""
 MISSING_REMEDY = (
-    f"restore the file; {WITHOUT_IT}; or, if the config names it, remove it there, give the run another name (`run:`) and run "
+    f"restore the file; {WITHOUT_IT}; or, if the config lists it, remove it there, give the run another name (`run:`) and run "
     "`megablend build CONFIG`"
 )
 """The remedy for a file that was indexed and no longer exists."""
@@ -51,15 +49,15 @@ UNFINISHED = f"truncated, or still being written; wait until it is written, or {
 """The problem and the remedy of a file that ends early."""
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
 """The remedy for a damaged table of a cache. A build also rewrites the tables of an older index
-that a run keeps."""
+that a run uses."""
 REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
 """The remedy for a damaged file of a cache that a build computes again if it is missing and still
 needed."""
 REBUILD_REMEDY = (
-    "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or reset it "
-    "(`megablend runs reset CONFIG`), and build"
+    "run `megablend build CONFIG`; if the data has changed, first give the run another name (`run:`) or reset the run "
+    "(`megablend runs reset CONFIG`)"
 )
-"""The remedy for an index that a run keeps and that no longer exists."""
+"""The remedy for an index that a run uses and that no longer exists."""
 
 
 class MegablendError(Exception):
@@ -129,8 +127,8 @@ class ChangedFileError(DataError):
 
 
 class RefusedFileError(DataError):
-    """A file's source, or the system, refuses to give it until a person changes something: the
-    credentials, the permissions or the settings."""
+    """The source of a file, or the system, denies access to it until the credentials, permissions
+    or settings are changed."""
 
 
 class UnsupportedFileError(DataError):
@@ -153,7 +151,8 @@ class DamagedCacheError(CacheError):
 
     @classmethod
     def of(cls, problem: str) -> DamagedCacheError:
-        """Return the error for a problem: where, what was found, what was expected."""
+        """Return the error for a problem, which says where it is, what was found and what was
+        expected."""
         return cls(f"{problem}; {REPAIR_REMEDY}", problem)
 
 
@@ -171,8 +170,8 @@ def _rebuild_data_error(
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """Return a question for a message that suggests the known name most similar to `name`; of
-    several, one that begins with it; "" if none is similar.
+    """Return the question "did you mean ...?" with the known name most similar to `name`,
+    preferably one that begins with it; "" if none is similar.
 
     Args:
         before: the text that separates the question from the message before it.

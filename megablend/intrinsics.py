@@ -1,9 +1,10 @@
-"""Functions for kernels that numba lacks: single instructions, bytes at an address, and functions of C
-libraries.
+"""Functions that kernels need and numba lacks: single instructions, bytes at an address, and
+functions of C libraries.
 
-Each function `_x` makes the `x` at the end of this file: its `typed` gives numba the types of a call,
-and its `emit` writes the machine code. With NUMBA_DISABLE_JIT=1 each `x` is plain Python. Modules of
-numba are called through names of type Any (`open_types`, ...), since their annotations lack functions.
+Each function `_x` makes the `x` at the end of this file: its `typed` gives numba the types of a
+call, and its `emit` writes the machine code. With NUMBA_DISABLE_JIT=1 each `x` is plain Python.
+Modules of numba are called through names of type Any (`open_types`, ...), since their annotations
+lack functions.
 """
 
 from __future__ import annotations
@@ -201,20 +202,21 @@ prefetch = _prefetch()
 """prefetch(array, index): begin to load an item of a 1-D array into the CPU's cache; any index is
 harmless."""
 load64 = _load64()
-"""load64(pointer, index): the 8 bytes from `index` on, little-endian."""
+"""load64(pointer, index): return the 8 bytes from `index` on as a little-endian integer."""
 store64 = _store64()
 """store64(pointer, index, word): write 8 bytes from `index` on, little-endian."""
 pointer_at = _pointer_at()
-"""pointer_at(address, size): the bytes at that address, by index; the caller keeps them alive, and
-indices within `size`.
+"""pointer_at(address, size): return a pointer to the bytes at an address, which are accessed by
+index; the caller keeps them alive, and every index below `size`.
 
-Unlike an array, a pointer costs nothing when it is passed on: numba counts an array's references,
-atomically, at every call."""
+Passing on a pointer costs nothing, whereas numba counts an array's references, atomically, at every
+call."""
 pread = _pread()
-"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; returns the number of
+"""pread(fd, pointer, size, offset): read bytes of a file as libc's pread does; return the number of
 bytes, or -1."""
 fadvise = _fadvise()
 """fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's
 posix_fadvise does."""
 bytes_at = _bytes_at()
-"""bytes_at(address, size): the uint8 array at that address in memory; the caller keeps it alive."""
+"""bytes_at(address, size): return the memory at an address as a uint8 array; the caller keeps it
+alive."""

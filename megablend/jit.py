@@ -1,12 +1,12 @@
-"""The only interface to numba, with `intrinsics`.
+"""The only interface to numba, together with `intrinsics`.
 
-`kernel` compiles a function on its first call and keeps the machine code on the node, in a
-folder named by the CPU, the versions and the text of all modules that become machine code, so
-that an upgrade never loads stale code. A node's processes take turns by a file lock for each
-kernel: the first compiles it, the others load it (processes that fill numba's cache with one
-function at the same time can crash: numba #4807, #10128). Different kernels are compiled at
-the same time. `device` marks a function that kernels call; it is compiled into them.
-`intrinsics` has functions for kernels that numba lacks.
+`kernel` compiles a function on its first call and keeps the machine code on the node, in a folder
+named by the CPU, the versions and the text of all modules that become machine code, so that an
+upgrade never loads stale code. The processes of a node share a file lock for each kernel: the first
+compiles it, the others load it (processes that fill numba's cache with one function at the same
+time can crash: numba #4807, #10128). Different kernels are compiled at the same time. `device`
+marks a function that kernels call; it is compiled into them. `intrinsics` has functions for kernels
+that numba lacks.
 
 Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O
 except by `pread` and `fadvise`, where a Python call per read would cost more than the read. With
@@ -39,8 +39,8 @@ except ValueError as error:
     if not found:  # of something else than a variable of the environment
         raise
     raise ConfigError(
-        f"numba cannot be loaded ({error}): found {', '.join(found)}; correct or unset what is wrong of these variables of the "
-        "environment"
+        f"numba cannot be loaded ({error}): found {', '.join(found)}; correct or unset the wrong one of these environment "
+        "variables"
     ) from error
 
 from numba.core.compiler_lock import global_compiler_lock
@@ -53,7 +53,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PATIENCE = 2.0
-"""Seconds of loading and compiling after which a process announces the compiling at a terminal."""
+"""The seconds of loading and compiling after which a process prints a notice to a terminal."""
 _notices: list[str] = []
 """The notices that this process has printed: that kernels are being compiled."""
 _loading: list[float] = []
@@ -86,8 +86,8 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the node's lock of a kernel: one process compiles the kernel, while no process loads it;
-    any number of processes may load it at the same time."""
+    """Hold the node's lock for a kernel: one process compiles the kernel, while no process loads
+    it; any number of processes may load it at the same time."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with global_compiler_lock, contextlib.ExitStack() as stack:
         # On a full disk, or a file system without locks, numba's own renames must suffice
@@ -107,9 +107,9 @@ os.register_at_fork(
 
 
 def _announce() -> None:
-    """Print that kernels are being compiled: once per node and version, and once in a process that
-    has waited for PATIENCE at a terminal, whose kernels may not be the ones that were compiled
-    first. Called while a kernel's lock is held."""
+    """Print that kernels are being compiled. This happens once per node and version, and once in a
+    process that has waited at a terminal for PATIENCE, even if other kernels were announced before.
+    Called while a kernel's lock is held."""
     folder = cache_dir()
     is_due = sys.stderr.isatty() and not _notices and loading_seconds() > PATIENCE
     # Creating the file fails if it was announced before, perhaps by another process, or if the
@@ -160,8 +160,8 @@ def load_kernels(module: ModuleType) -> None:
 
 
 def device(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark `function` as callable from kernels only. Given a kernel, return a copy of it that is
-    marked so."""
+    """Mark `function` as callable from kernels only. Given a kernel, return a copy of its function
+    that is marked."""
     return cast("Callable[P, R]", _njit(getattr(function, "py_func", function)))
 
 
@@ -176,7 +176,7 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
 
 
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
-    """Return a replacement of `dispatcher.compile`, which numba calls for new argument types: it
+    """Return a replacement for `dispatcher.compile`, which numba calls for new argument types: it
     compiles or loads while the kernel's lock is held."""
     compile_ = dispatcher.compile
     kernel_cache = dispatcher._cache
@@ -199,7 +199,7 @@ def _take_turns(dispatcher: Any) -> Callable[..., Any]:
 
 
 class _Kernel:
-    """A function that becomes machine code when it is first called; pickles by its name."""
+    """A function that becomes machine code when it is first called; it is pickled by name."""
 
     _compiled: Callable[..., Any] | None = None
 
@@ -228,7 +228,7 @@ class _Kernel:
         return cast("Callable[..., Any]", self.__dict__.setdefault("_compiled", prepared))
 
     def load(self) -> None:
-        """Load the machine code of all argument types that the node has it for; compile nothing."""
+        """Load the machine code that this node has for any argument types; compile nothing."""
         prepared: Any = self._compiled or self._prepare()
         kernel_cache = getattr(prepared, "_cache", None)
         if not isinstance(kernel_cache, KernelCache):

@@ -1,13 +1,14 @@
-"""Loading compiled kernels from numba's cache, without the half of numba that only compiling needs.
+"""Load compiled kernels from numba's cache, without the half of numba that is only needed to
+compile.
 
-Before numba loads machine code, it imports its implementations of Python and NumPy, which takes some
-300 ms in every process. Machine code needs none of them: it refers only to symbols that numba's
-contexts and its runtime define (kernels hash no strings, whose secret is defined elsewhere), and to
-Environments, which hold the objects that it uses. If loading fails here, as with another version of
-numba, numba's own loading takes over.
+Before numba loads machine code, it imports its implementations of Python and NumPy, which takes
+some 300 ms in every process. Machine code needs none of them: it refers only to symbols that
+numba's contexts and its runtime define (kernels do not hash strings; the secret for that is defined
+elsewhere), and to Environments, which hold the objects that it uses. If loading fails here, as with
+another version of numba, numba's own loading takes over.
 
-numba neither flushes its files nor checks them. So each ends with a digest, and what is damaged, as after a
-power failure, is compiled again.
+numba neither flushes nor checks its files. So each file ends with a digest, and a file that is damaged, as after a
+power failure, is ignored and its kernel compiled again.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _numba_environment: Any = environment
 _runtime: Any = runtime
 
 _environments: dict[str, Any] = {}
-"""The Environments of functions whose modules are not imported, by name. They are never removed, since
-machine code has their addresses."""
+"""The Environments of functions whose modules are not imported, by name. They are never removed,
+since machine code holds their addresses."""
 
 
 def _make_environment(module: str, constants: list[Any], name: str) -> Any:
@@ -91,7 +92,7 @@ class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function, loaded as described above."""
+    """numba's cache of one function, loaded as the docstring of this module describes."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)

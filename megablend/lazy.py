@@ -1,5 +1,5 @@
-"""Computing values when they are first needed: `LazyItems`, and `cached_property` without a lock, as
-in Python 3.12.
+"""Values that are computed when they are first needed: `LazyItems`, and `cached_property` without a
+lock, as in Python 3.12.
 
 The `cached_property` of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of
 a class: a process that is forked while another thread computes would wait for that lock forever.

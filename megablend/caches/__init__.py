@@ -1,1 +1,1 @@
-"""The places where a cache is kept: a folder that all ranks share, or a prefix of an object store."""
+"""Where a cache is kept: in a folder that all ranks share, or below a prefix of an object store."""

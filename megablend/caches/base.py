@@ -5,7 +5,7 @@ Files are read and written in `folder`, a folder of this node with the layout of
 an object store it is this node's copy: files that are written there are published, and files that
 others have published are fetched.
 
-    files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an equal one
+    files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an identical one
     folders   of files, committed as a whole: snapshots, documents
     records   small texts that are replaced: the ledgers of runs, and the samples that runs skip
 """
@@ -34,30 +34,28 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 
 def place_below(kind: str, *names: str) -> str:
     """Return the path or key of a part of a cache, below the cache's folder or prefix. All such
-    paths are made here.
+    paths are made by this function.
 
-    Names come from ledgers, manifests and states, which others may have written, so it is checked
-    here that none leads out of the cache.
+    Names come from ledgers, manifests and states, which others may have written, so this function
+    checks that none leads out of the cache.
 
     Raises: CacheError for a name that is a path, or has control characters.
     """
     for name in names:
         if name in (".", "..") or _NAME.fullmatch(name) is None:
             raise CacheError(
-                f"found the file name {name!r} in `{kind}` of a cache, expected no slashes or "
-                "control characters: a file of the cache, or the state, was edited or damaged; "
-                "restore it"
+                f"{name!r} is not a valid file name in `{kind}` of a cache (slashes and control characters are not allowed): "
+                "the cache or the checkpoint's state was edited or damaged; restore it"
             )
     return "/".join((kind, *names))
 
 
 def copied_cache(ledger: str) -> CacheError:
-    """Return the error for a ledger at a place where caches of the other kind have it: ignored, the
-    run would begin again."""
+    """Return the error for a ledger that is stored where caches of the other kind keep theirs. If
+    it were ignored, the run would begin again."""
     return CacheError(
-        f"{ledger}: found a ledger of a cache that was copied between a folder and an object store, "
-        "expected one that was built here: use the cache where it was built, or build in an empty folder or "
-        "prefix"
+        f"{ledger}: this cache was copied between a folder and an object store, which is not supported; use it where it was "
+        "built, or build in an empty folder or prefix"
     )
 
 
@@ -68,7 +66,7 @@ class OvertakenError(CacheError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a folder of a cache."""
+    """A file or a folder in a cache."""
 
     name: str
     bytes: int
@@ -83,14 +81,14 @@ class Record:
     """A version of a record, or of another chain of versions."""
 
     data: Any
-    """The content of the version: the text of a record, or a JSON value of another chain; None for
+    """The content of the version: the text of a record, or a JSON value in another chain; None for
     a version that marks a removal."""
     number: int
     """The number of the version; -1 if versions are not kept."""
 
 
 class CacheStore(Protocol):
-    """The place where a cache is kept. Picklable; safe between threads.
+    """The place where a cache is kept. A store can be pickled and is thread-safe.
 
     Raises, from any call: CacheError if the cache cannot be read or written.
     """
@@ -101,10 +99,10 @@ class CacheStore(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The absolute path of the folder that has the cache's files on this node."""
+        """The absolute path of this node's folder with the cache's files."""
 
     def exists(self) -> bool:
-        """Return whether an index was ever built here."""
+        """Return whether an index was ever built in this cache."""
 
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
@@ -117,7 +115,7 @@ class CacheStore(Protocol):
         Raises: CacheError."""
 
     def remove_leftovers(self) -> None:
-        """Remove from `folder` the unfinished files of killed processes; called while the cache is
+        """Remove the unfinished files of killed processes from `folder`; called while the cache is
         held."""
 
     def now(self) -> float:
@@ -134,22 +132,22 @@ class CacheStore(Protocol):
         """Return the path of a file on this node.
 
         Args:
-            is_written: whether another rank has just written the file: if the file system does not
-                show it yet, wait until it does.
+            is_written: whether another rank has just written the file; if so, wait until the file
+                system shows it.
 
-        Raises: CacheError if the file `is_written` and does not appear. Without `is_written`, it is
-        not an error if the file does not exist: nothing is at the path then.
+        Raises: CacheError if the file does not appear although `is_written` is true. Otherwise a
+            missing file is not an error: the path then does not exist.
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
-        """Make all files that are called `<owner>-...` available on this node;
-        with None, all files of the kind."""
+        """Make all files that are named `<owner>-...` available on this node; if `owners` is None,
+        all files of the kind."""
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
 
     def publish_files(self, kind: str, owners: Collection[str]) -> None:
-        """Publish all files in `folder` that are called `<owner>-...`; see `publish_file`."""
+        """Publish all files in `folder` that are named `<owner>-...`; see `publish_file`."""
 
     def list_folders(self, kind: str) -> list[str]:
         """Return the sorted names of the committed folders of a kind."""
@@ -158,8 +156,8 @@ class CacheStore(Protocol):
         """Return whether a folder is committed."""
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
-        """Return the path of a committed folder on this node; nothing is at the path if there is
-        none.
+        """Return the path of a committed folder on this node; the path does not exist if there is
+        no such folder.
 
         Args:
             is_fresh: whether to fetch the folder even if this node has a copy of it.
@@ -179,7 +177,8 @@ class CacheStore(Protocol):
         """Commit a folder: other processes see all of it, or nothing.
 
         Args:
-            written: the folder to commit, in `folder` under a temporary name; it is moved or left.
+            written: the folder to commit, in `folder` under a temporary name; it is either moved or
+                left in place.
             replaced: further files of the folder by name, which do not belong to its identity: if
                 the folder was committed before, only these are replaced.
             is_same: returns whether an earlier commit (first argument) is undamaged and has the
@@ -189,17 +188,17 @@ class CacheStore(Protocol):
         """
 
     def list_upgradable(self, kind: str) -> list[Path]:
-        """Return the committed folders that an older version of megablend may have written, and to
-        which files may be added in place."""
+        """Return the committed folders that an older version of megablend may have written and to
+        which files may be added."""
 
     def remove(self, kind: str, name: str) -> None:
         """Remove a file or a folder; a folder that was committed again in the meantime is kept."""
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove the files that killed processes left unfinished before a time; called while the
-        cache is held.
+        """Remove the files that killed processes left unfinished before a given time; called while
+        the cache is held.
 
-        Returns: the number and the bytes of leftovers that users should know of.
+        Returns: the number and the total bytes of the leftovers that are reported to users.
         """
 
     def list_records(self, kind: str) -> list[str]:
@@ -209,16 +208,17 @@ class CacheStore(Protocol):
         """Return the place where a record is stored, for messages."""
 
     def read_record(self, kind: str, name: str) -> Record | None:
-        """Return the present version of a record; None if there is none. Raises: OSError,
+        """Return the current version of a record; None if there is none. Raises: OSError or
         UnicodeDecodeError if the record cannot be read."""
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
-        """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is
-        not the present version."""
+        """Replace a record, or create it if `after` is None. Raises: OvertakenError if `after` is
+        not the current version."""
 
     def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
-        """Remove a record, and those of its versions that were set aside. Raises: OvertakenError if
-        `after` is given, and is not the present version."""
+        """Remove a record, including versions of it that were set aside. Raises: OvertakenError if
+        `after` is given and is not the current version."""
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """Remove a record so that it can be restored. Returns: the place where it is now."""
+        """Remove a record in such a way that it can be restored. Returns: the place where it is
+        kept."""

@@ -1,4 +1,4 @@
-"""Finding the store of a cache by the cache's location."""
+"""Find the store of a cache by the cache's location."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def find_store(
     """Return the store of a cache, which need not have been built yet.
 
     Args:
-        cache: the folder of the cache, or its URL in an object store; a store is returned as it is.
+        cache: the folder of the cache, or its URL in an object store; a store is returned
+            unchanged.
         options: the settings for object stores; None for the environment's settings.
         local_cache: the folder of this node's copy of a cache in an object store; None for the
             folder that MEGABLEND_LOCAL_CACHE names, or the default.
@@ -47,8 +48,8 @@ def find_store(
 
 
 def find_existing(cache: CacheLike) -> CacheStore:
-    """Return the store of a cache that was built. Raises: CacheError if none was; the same errors
-    as `find_store`."""
+    """Return the store of a cache that has been built. Raises: CacheError if it has not been built;
+    the same errors as `find_store`."""
     store = find_store(cache)
     if not store.exists():
         raise CacheError(

@@ -56,8 +56,8 @@ SET_ASIDE = "reset"
 
 
 def check_folders(cache: Path) -> None:
-    """Check that no other user has replaced a folder of a cache by a link: files would be written
-    and removed where the link leads.
+    """Check that no other user has replaced a folder of a cache with a symbolic link, which would
+    redirect writes and removals.
 
     Raises: CacheError.
     """
@@ -245,7 +245,7 @@ class LocalCacheStore:
         return Record(text, -1)
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
-        """See CacheStore. Called while the cache is held, so that `after` is the present
+        """See CacheStore. Called while the cache is held, so that `after` is the current
         version."""
         path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):

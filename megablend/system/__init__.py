@@ -1,4 +1,5 @@
-"""The operating system: files that are complete or absent, locks, safe folders, its errors, JSON with limits."""
+"""Services of the operating system: atomic files, locks, private folders, its errors, JSON with
+limits."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import os
 
 
 def count_cpus() -> int:
-    """Return the number of CPUs that this process may use: a rank that its launcher binds to some
-    CPUs has fewer than the machine."""
+    """Return the number of CPUs that this process may use. It is lower than the machine's if the
+    launcher binds the process to some CPUs."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,5 +1,5 @@
-"""Child processes: replacing locks in a forked one, since a thread that it does not have may have
-held them; and starting one that Ctrl-C does not reach."""
+"""Child processes: replace locks after a fork, since a thread that the child does not have may have
+held them, and start a process that Ctrl-C does not reach."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Unlockable(Protocol):
     """An object that has locks."""
 
     def unlock_after_fork(self) -> None:
-        """Replace the locks, and repair data that a thread which held a lock may have left
-        half-done."""
+        """Replace the locks, and repair data that a thread may have left inconsistent while it held
+        one of them."""
         ...
 
 
@@ -30,8 +30,8 @@ def unlock_in_children(unlockable: Unlockable) -> None:
 
 
 class ProcessLock:
-    """A reentrant lock that a process and its threads share; a forked child begins with another,
-    which nobody holds."""
+    """A reentrant lock that the threads of a process share; a forked child gets a new one, which no
+    thread holds."""
 
     def __init__(self) -> None:
         self.unlock_after_fork()
@@ -51,10 +51,11 @@ os.register_at_fork(after_in_child=_unlock_all)
 
 
 def start_uninterrupted(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process that Ctrl-C does not reach, not even while it starts: its parent ends it.
+    """Start a process that Ctrl-C does not reach, not even while it starts; its parent must stop
+    it.
 
     Args:
-        options: of `subprocess.Popen`.
+        options: the keyword arguments of `subprocess.Popen`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

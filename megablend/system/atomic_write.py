@@ -27,11 +27,11 @@ Data = TypeVar("Data", bytes, memoryview)
 
 @contextlib.contextmanager
 def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
-    """Turn an OSError of the cache's file system (no permission, no space) into a
-    CacheError that names the path.
+    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that
+    names the path.
 
     Args:
-        what: the thing that is written, for the message.
+        what: the name of the thing that is written, for the message.
     """
     try:
         yield
@@ -47,11 +47,11 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
 
 
 class reading:  # noqa: N801  # used like a function
-    """Turn an OSError on reading the cache (no permission, a failing disk) into a
-    CacheError that names the path.
+    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that
+    names the path.
 
-    A class, since a generator's context takes several times as long,
-    and opening a run enters a dozen.
+    This is a class because a context manager made from a generator is several times slower, and
+    opening a run enters a dozen.
 
     Args:
         apart_from: the errors that are not turned into a CacheError.
@@ -82,7 +82,7 @@ class reading:  # noqa: N801  # used like a function
 
 
 def temp_sibling(path: Path) -> Path:
-    """Return a new name in the same folder that marks an unfinished file or folder."""
+    """Return a new path in the same folder, with a name that marks an unfinished file or folder."""
     return path.with_name(f"{TEMPORARY}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -118,16 +118,16 @@ def replace_file(path: Path, data: bytes, what: str = _CACHE) -> None:
     the new.
 
     Args:
-        what: the thing that is written, for the message of an error.
+        what: the name of the thing that is written, for error messages.
     """
     with translate_os_errors(path, what):
         _replace(path, data, is_flushed=True)
 
 
 def keep_computed(path: Path, data: bytes) -> None:
-    """Replace a file as `replace_file` does, but without waiting for the disk, and create its
-    folder: for data that is verified when it is read, and computed again if a power failure damaged
-    it."""
+    """Replace a file like `replace_file`, but without waiting for the disk, and create its folder
+    if necessary. Use it for data that is verified when it is read, and computed again if a power
+    failure has damaged it."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data, is_flushed=False)
@@ -142,8 +142,8 @@ def _replace(path: Path, data: bytes, *, is_flushed: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Provide a path for writing a file, which is renamed to `path` at the end; after an error it
-    is removed instead."""
+    """Provide a path for writing a file. At the end, the file is renamed to `path`; after an error,
+    it is removed."""
     temporary = temp_sibling(path)
     try:
         yield temporary
@@ -165,8 +165,8 @@ def unfinished_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(path: Path, written: Path) -> None:
-    """Rename a folder to `path`; readers of a folder that was there keep the files that they have
-    opened."""
+    """Rename a folder to `path`, replacing any folder there, whose readers keep the files that they
+    have opened."""
     aside = temp_sibling(path)
     if path.exists():
         path.rename(aside)
@@ -175,15 +175,15 @@ def replace_folder(path: Path, written: Path) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Check a user's file before it is replaced: a rename would replace a device such as /dev/null
-    for the whole machine.
+    """Check a user's file before it is replaced, since a rename would replace even a device such as
+    /dev/null for the whole machine.
 
-    Raises: ConfigError if the path exists and is not a regular file, or its folder does not
+    Raises: ConfigError if the path exists and is not a regular file, or if its folder does not
         exist.
     """
     if path.exists() and not path.is_file():
         raise ConfigError(
-            f"{path}: found a folder, device or pipe, expected the name of a file to write"
+            f"{path}: is a folder, device or pipe; specify the name of a regular file to write"
         )
     if not path.parent.is_dir():
         raise ConfigError(
@@ -192,10 +192,10 @@ def check_target(path: Path) -> None:
 
 
 def open_part(path: Path) -> IO[bytes]:
-    """Open an existing file for writing a part of it, while other processes write other parts.
+    """Open an existing file to write a part of it while other processes write other parts.
 
-    An NFS client that has read a page writes all of it back, including stale bytes of others;
-    otherwise it writes back only what was written.
+    The file is opened for writing only: an NFS client that has read a page writes back all of it,
+    including stale bytes of other processes' parts.
     """
     return open(path, "wb", opener=lambda name, _: open_again(name, os.O_WRONLY))
 
@@ -230,8 +230,7 @@ def checksum(path: Path | str) -> str:
 
 
 def seal(data: Data, key: bytes = b"") -> bytes:
-    """Return the stored form of data that is verified whenever it is read: the data, and a digest
-    of it.
+    """Return data with a digest appended, by which it is verified whenever it is read.
 
     Args:
         key: names the owner of the data, if the file could be mistaken for another owner's.
@@ -240,8 +239,7 @@ def seal(data: Data, key: bytes = b"") -> bytes:
 
 
 def unseal(stored: Data, key: bytes = b"") -> Data | None:
-    """Return the data of a stored form; None if the stored form is damaged, or was sealed with
-    another key."""
+    """Return the data that `seal` sealed; None if it is damaged, or was sealed with another key."""
     data = stored[:-DIGEST_BYTES]
     digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
     return data if digest == stored[-DIGEST_BYTES:] else None

@@ -1,5 +1,5 @@
-"""Letting one build run at a time, by an flock on the cache's lock file. The system releases the lock
-when the process that holds it ends."""
+"""The lock by which only one build runs at a time: an flock on the cache's lock file. The system
+releases it when the process that holds it exits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from megablend.system.safe_open import open_again, read_regular
 from megablend.system.waits import log_slow_wait
 
 WAIT_SECONDS = 60.0
-"""The time that a build waits for another build, by default."""
+"""The default time that a build waits for another build."""
 _POLL_SECONDS = 0.1
-"""The pause between two attempts."""
+"""The pause between two attempts to acquire the lock."""
 _SEEN_SECONDS = 10.0
-"""The time in which another host's write becomes visible."""
+"""The time within which another host's write becomes visible."""
 _NOTICE_SECONDS = 1.0
-"""The time after which a wait is reported to the caller."""
+"""The time after which the caller is told about a wait."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 """The errors of a file system that has no locks."""
 
@@ -56,7 +56,8 @@ def build_lock(
             description of that build.
 
     Raises: CacheError if another build holds the lock for longer than `wait_seconds` (None for
-        WAIT_SECONDS), with that build's host, pid and start; or if the cache cannot be written.
+        WAIT_SECONDS), naming that build's host, pid and start time; or if the cache cannot be
+        written.
     """
     path = _lock_path(cache)
     with contextlib.ExitStack() as stack:
@@ -105,15 +106,15 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
     while _read_holder(cache).get("nonce") != nonce:
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees: it must be on a file "
-                "system that all ranks share; choose such a directory, or build with the ranks of one node"
+                f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees; use a folder on a file system "
+                "that all ranks share, or run all ranks on one node"
             )
         time.sleep(_POLL_SECONDS)
 
 
 def lock_time(cache: Path) -> float:
-    """Return the time at which the cache's lock was last acquired, by the clock of its file system:
-    seconds since 1970."""
+    """Return the time at which the cache's lock was last acquired, in seconds since 1970 by the
+    clock of its file system."""
     return _lock_path(cache).stat().st_mtime
 
 
@@ -156,15 +157,15 @@ def _in_use(path: Path, waited: float) -> CacheError:
 
 
 def _name_holder(path: Path) -> str:
-    """Return the host, pid and start of the build that holds the lock, for messages."""
+    """Return the host, pid and start time of the build that holds the lock, for messages."""
     holder = _read_holder(path.parent)
     host, pid, since = (holder.get(name, "unknown") for name in ("host", "pid", "since"))
     return f"host {host}, pid {pid}, since {since}"
 
 
 def _read_holder(cache: Path) -> dict[str, object]:
-    """Return the entries of the lock file about the build that holds the lock; none if they cannot
-    be read."""
+    """Return what the lock file says about the build that holds the lock; an empty dict if it
+    cannot be read."""
     try:
         holder = parse_json(read_regular(_lock_path(cache), 1 << 20))
     except (OSError, ValueError):  # the file does not exist yet, or is being written

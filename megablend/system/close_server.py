@@ -1,17 +1,18 @@
-"""Closing servers of asyncio without losing connections."""
+"""Close asyncio servers without losing connections."""
 
 from __future__ import annotations
 
 import asyncio
 
 _NUM_ROUNDS = 2
-"""The rounds of the loop after which a connection that was accepted is known to its protocol."""
+"""The number of turns of the event loop after which an accepted connection is known to its
+protocol."""
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Close a server. Connections that it has accepted are its protocols' to close, also those that
-    it accepts in this moment: after a mere `close`, asyncio would drop them without a protocol, and
-    warn of an unclosed transport some time later."""
+    """Close a server, leaving the accepted connections for their protocols to close. These include
+    connections that are just being accepted: after `close` alone, asyncio would drop them without a
+    protocol, and warn about an unclosed transport some time later."""
     loop = asyncio.get_running_loop()
     try:
         for each in server.sockets:

@@ -13,18 +13,18 @@ from megablend.errors import REMOVE_REMEDY, ConfigError, MegablendError, Resourc
 
 _ELSEWHERE = "use another folder"
 _REMEDIES = {
-    errno.EACCES: f"get permission for it, or {_ELSEWHERE}",
-    errno.EPERM: f"get permission for it, or {_ELSEWHERE}",
+    errno.EACCES: f"check the permissions of the path, or {_ELSEWHERE}",
+    errno.EPERM: f"check the permissions of the path, or {_ELSEWHERE}",
     errno.EROFS: f"make it writable, or {_ELSEWHERE}",
     errno.EIO: "the disk or the file server is failing: check it, then try again",
     errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if it happens again",
-    errno.ENOSPC: f"free disk space there, or {_ELSEWHERE}",
-    errno.EDQUOT: f"free space within the quota there, or {_ELSEWHERE}",
-    errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more",
-    errno.ELOOP: "links are not followed here for security: remove the link",
-    errno.ENXIO: "give the path of a file",
-    errno.EISDIR: "give the path of a file",
-    errno.ENOENT: "it does not exist, or was just removed",
+    errno.ENOSPC: f"free disk space, or {_ELSEWHERE}",
+    errno.EDQUOT: f"free space within your disk quota, or {_ELSEWHERE}",
+    errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more memory",
+    errno.ELOOP: "links are not followed for security reasons: remove the link",
+    errno.ENXIO: "specify the path of a file",
+    errno.EISDIR: "specify the path of a file",
+    errno.ENOENT: "check that it exists",
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
@@ -32,7 +32,7 @@ _REMEDIES = {
 _COPIES = set[str]()
 """This node's folders of caches in object stores, which the setting `local_cache` names."""
 _ENOUGH_FILES = 1024
-"""The number of open files that is enough for a process, as a rule."""
+"""The number of open files that is usually enough for a process."""
 _NO_THREAD = "can't start new thread"
 """Part of Python's message if the system refuses a thread."""
 _NOT_STORED = "no locator available"
@@ -42,8 +42,8 @@ _NOT_LOADED = (
     "cannot allocate memory",
     "Could not find/load shared object",
 )
-"""Parts of the messages of Python's loader, glibc and llvmlite if there is no memory for a library:
-these errors have no errno."""
+"""Parts of the messages of Python's loader, glibc and llvmlite if there is no memory for a library.
+These errors have no errno."""
 
 
 def remedy_of(number: int | None) -> str:
@@ -54,31 +54,32 @@ def remedy_of(number: int | None) -> str:
 
 
 def read_remedy_of(number: int | None) -> str:
-    """Return the remedy for a system error of reading data, which is in no other folder."""
+    """Return the remedy for a system error while reading data, for which another folder is no
+    remedy."""
     return remedy_of(number).removesuffix(f", or {_ELSEWHERE}")
 
 
 def note_copies(folder: str) -> None:
-    """Note a folder of this node's copies of a cache: remedies for errors in it name the setting."""
+    """Note a folder of this node's copies of caches, so that remedies for errors in it name the
+    setting."""
     _COPIES.add(folder)
 
 
 def cache_remedy_of(number: int | None, path: object) -> str:
-    """Return the remedy for a system error at a path inside a cache: whatever is in place of a file
-    may be removed, since a build writes the file again."""
+    """Return the remedy for a system error at a path inside a cache. Something other than a file
+    may be removed from the path, since a build writes the file again."""
     if number in (errno.ENXIO, errno.EISDIR):
         return REMOVE_REMEDY
     remedy = remedy_of(number)
     if any(f"{path}/".startswith(f"{folder}/") for folder in _COPIES):
         if number == errno.ENOENT:
-            return f"{remedy}: start the job again, which downloads it to `local_cache`"
+            return "run the job again, which downloads it to `local_cache`"
         return remedy.replace(_ELSEWHERE, f"{_ELSEWHERE} (`local_cache`, MEGABLEND_LOCAL_CACHE)")
     return remedy
 
 
 def _open_files_remedy(limit: int, hard_limit: int) -> str:
-    """Return the remedy for too many open files, given the soft and the hard limit of their
-    number."""
+    """Return the remedy for too many open files, given the soft and the hard limit."""
     enough = max(_ENOUGH_FILES, 4 * limit)
     if hard_limit == limit:
         return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
@@ -88,8 +89,8 @@ def _open_files_remedy(limit: int, hard_limit: int) -> str:
 
 
 def _kernel_cache_remedy() -> str:
-    """Return the remedy if compiled kernels cannot be stored: too few open files may be the
-    cause."""
+    """Return the remedy if compiled kernels cannot be stored, which may also be due to too many
+    open files."""
     elsewhere = (
         "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
     )
@@ -123,7 +124,7 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
-            f"{place}: {error.object!a:.200} cannot be written in {error.encoding}: use a name of valid UTF-8, and set "
+            f"{place}: {error.object!a:.200} cannot be encoded as {error.encoding}: use a name of valid UTF-8, and set "
             "PYTHONUTF8=1 if the locale has another encoding"
         )
     if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
@@ -143,8 +144,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
 
 @contextlib.contextmanager
 def translating(place: str) -> Iterator[None]:
-    """Raise system errors as ResourceError. All public functions are wrapped in this context, which
-    is also a decorator."""
+    """Raise system errors as ResourceError. All public functions are wrapped in this context
+    manager, which is also a decorator."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Parsing untrusted JSON, with a limit on nesting, so that code that walks through it does not
+"""Parse untrusted JSON with a limit on nesting, so that code that walks through it does not
 overflow the stack."""
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from itertools import repeat
 from typing import Any
 
 MAX_DEPTH = 64
-"""The deepest nesting of lists and objects; files of megablend need fewer than ten levels."""
+"""The deepest allowed nesting of lists and objects; megablend's own files need fewer than ten
+levels."""
 _NESTED = frozenset([dict, list])
 """The types of objects and lists."""
 

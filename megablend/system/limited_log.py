@@ -1,5 +1,4 @@
-"""Warnings that other programs can cause as often as they like: for each of them, one is logged a
-minute."""
+"""Warnings that other programs can cause at any rate, limited to one a minute for each program."""
 
 from __future__ import annotations
 
@@ -8,9 +7,9 @@ import time
 from megablend.system.log import LOG
 
 _WARN_SECONDS = 60.0
-"""The shortest time between two warnings with the same cause."""
+"""The shortest time between two warnings about the same program."""
 _MAX_CAUSES = 1000
-"""The number of causes above which all are forgotten, so that memory is limited."""
+"""The number of programs above which all are forgotten, to limit memory."""
 
 
 class LimitedLog:
@@ -20,7 +19,7 @@ class LimitedLog:
         self._warned_at: dict[str, float] = {}
 
     def warn(self, who: str | None, text: str, error: BaseException | None = None) -> None:
-        """Log a warning that `who` has caused, with the traceback of an error if there is one."""
+        """Log a warning about the program `who`, with the traceback of an error if one is given."""
         now = time.monotonic()
         if now - self._warned_at.get(str(who), -_WARN_SECONDS) >= _WARN_SECONDS:
             if len(self._warned_at) > _MAX_CAUSES:

@@ -1,5 +1,5 @@
-"""A folder that no other user can write to, for files that are loaded as code: numba's kernels, and
-their index by pickle.
+"""A folder that no other user can write to, for files that are loaded as code: numba's kernels and
+their pickled index.
 
 It is owned by this process's user, with no permission for anyone else, and only this user and root
 can change its parents. A parent that others may write to is acceptable if its sticky bit prevents
@@ -33,7 +33,7 @@ def find_private_folder(
     Args:
         name: a relative path; its folders are created with permissions for this user only.
         prefix: the prefix of the name of a temporary folder, which is removed when this process
-            ends.
+            exits.
 
     Returns: the folder, free of symbolic links; and for each base that cannot be used, the reason.
     Raises: OSError if no temporary folder can be created.
@@ -87,8 +87,8 @@ def problem_with(folder: Path) -> str | None:
 
 
 def _make_folders(base: Path, name: Path) -> None:
-    """Create the folders of `name` below `base`. For those that exist and belong to this user,
-    except the last one, other users lose the permission to write."""
+    """Create the folders of `name` below `base`. Those that exist and belong to this user, except
+    the last one, lose the write permissions of other users."""
     # Pathlib would create them with the permissions of the umask
     for above in reversed((base, *base.parents)):
         if not above.exists():
@@ -106,8 +106,8 @@ def _make_folders(base: Path, name: Path) -> None:
 
 
 def _unmapped_root() -> Iterator[int]:
-    """Yield the user that seems to own the system's folders in a container into which root is not
-    mapped; nothing elsewhere."""
+    """Yield the user that seems to own the system's folders in a container that does not map root;
+    yield nothing elsewhere."""
     with contextlib.suppress(OSError, ValueError):
         # The first mapping: its first user in the container, that user outside, and their number
         words = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
@@ -117,7 +117,7 @@ def _unmapped_root() -> Iterator[int]:
 
 
 def _remove(folder: Path, pid: int) -> None:
-    """Remove a temporary folder when the process that made it ends."""
+    """Remove a temporary folder when the process that made it exits."""
     if os.getpid() == pid:  # a forked child leaves this to its parent
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -127,7 +127,7 @@ def private_kernel_folder(name: Path) -> Path:
 
     It is below the first of MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache and the temporary
     folder under which it is private; otherwise it is a new temporary folder, which is removed when
-    this process ends. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.
+    this process exits. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.
     """
     requested = os.environ.get(_VARIABLE)
     settings = (requested, os.environ.get("XDG_CACHE_HOME"))
@@ -141,9 +141,8 @@ def private_kernel_folder(name: Path) -> Path:
     )
     if requested and problems:
         warnings.warn(
-            f"MEGABLEND_KERNEL_CACHE={requested}: {problems[0]}: files in it are run as code, so "
-            "neither it nor its parents may be writable by other users; compiled kernels are "
-            f"stored in {folder}",
+            f"MEGABLEND_KERNEL_CACHE={requested}: {problems[0]}: files in it are run as code, so other users must not be able to "
+            f"write to it or its parents; compiled kernels are stored in {folder} instead",
             RuntimeWarning,
             stacklevel=2,
         )

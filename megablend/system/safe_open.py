@@ -1,12 +1,12 @@
-"""Opening files in folders that other users can also write to.
+"""Open files in folders that other users can also write to.
 
 A file is read only if it is a regular file of a bounded size: a pipe in its place would block the
-reader without end, and a device might fill the memory. A file is written without following links
-that another user may have placed there.
+reader forever, and a device might fill the memory. A file is written without following links that
+another user may have placed there.
 
-New files are created exclusively (mode "x", which follows no link). A file that is opened again
-must be a regular file with one name, not a link to a file elsewhere; a folder may be reached
-through a symbolic link only if this user or root created the link.
+New files are created exclusively (mode "x", which follows no link). An existing file that is opened
+for writing must be a regular file with one name, not a link to a file elsewhere; a folder may be
+reached through a symbolic link only if this user or root created the link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import BinaryIO
 MAX_BYTES = 1 << 32
 """The largest file that is read as a whole; tables, which are mapped, may be larger."""
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
-"""The errors that `Path.is_file` takes for the absence of a file."""
+"""The errors for which `Path.is_file` returns False."""
 
 
 def open_regular(path: Path | str) -> BinaryIO:
@@ -51,8 +51,8 @@ def read_regular(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_again(path: Path | str, flags: int) -> int:
-    """Open an existing file, or with os.O_CREAT one that may have to be created. Returns: the
-    descriptor of the file.
+    """Open an existing file, or create it if `flags` has os.O_CREAT. Returns: the descriptor of the
+    file.
 
     Raises: OSError with ELOOP if it is a hard or symbolic link, or not a regular file.
     """
@@ -67,8 +67,8 @@ def open_again(path: Path | str, flags: int) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder below one that other users may write to. Does nothing if the folder does not
-    exist.
+    """Check a folder whose parent other users may write to. A folder that does not exist is
+    accepted.
 
     Raises: OSError with ELOOP if it is a symbolic link that another user created.
     """

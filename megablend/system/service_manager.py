@@ -1,4 +1,4 @@
-"""Reporting the state of this service to the service manager, such as systemd."""
+"""Report the state of this service to the service manager, such as systemd."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Waiting: logging long waits, since somebody who watches a job would wonder; and waiting for files
-that a network file system shows some seconds late."""
+"""Log long waits, which might puzzle somebody who watches a job, and wait for files that a network
+file system shows some seconds late."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from megablend.errors import CacheError
 from megablend.system.log import LOG
 
 SLOW_SECONDS = 1.0
-"""The time from which waits are logged."""
+"""The time after which a wait is logged."""
 SEEN_SECONDS = 10.0
-"""The time in which a file becomes visible on a network file system."""
+"""The time within which a file becomes visible on a network file system."""
 
 
 @contextlib.contextmanager
 def log_slow_wait(reason: str) -> Iterator[None]:
-    """Log, at level INFO, the seconds that the body took if they were SLOW_SECONDS or more, whether
-    the body succeeded or not.
+    """Log at level INFO how long the body took if it took at least SLOW_SECONDS, whether or not it
+    succeeded.
 
     Args:
         reason: the thing that is waited for, with the file's path.
@@ -40,7 +40,7 @@ def await_file(path: Path, seconds: float = SEEN_SECONDS) -> None:
     while not path.is_file():
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
-                "that all ranks share; choose such a directory, or build with the ranks of one node"
+                f"{path}: rank 0 does not see this file, which another rank wrote; use a cache on a file system that all ranks "
+                "share, or run all ranks on one node"
             )
         time.sleep(0.1)

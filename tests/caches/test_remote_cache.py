@@ -187,7 +187,7 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(
     assert data is not None
     prefix.write(blocks, data[:100] + bytes([data[100] ^ 1]) + data[101:])
     (problem,) = megablend.verify(remote).problems
-    assert f"{remote}/{blocks}: damaged: its blake2b is" in problem
+    assert f"{remote}/{blocks}: damaged (its BLAKE2b digest is" in problem
     assert megablend.build(config).index.created
     assert megablend.verify(remote).problems == ()
     prefix.remove(

@@ -153,7 +153,7 @@ def test_only_files_are_replaced(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "target"
     target.mkdir() if kind == "folder" else os.mkfifo(target)
     before = target.stat()
-    with pytest.raises(ConfigError, match="expected the name of a file to write"):
+    with pytest.raises(ConfigError, match="specify the name of a regular file to write"):
         megablend.export(config, target)
     assert target.stat().st_ino == before.st_ino
     with pytest.raises(ConfigError, match="its folder does not exist"):

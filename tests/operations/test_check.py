@@ -122,7 +122,7 @@ def test_what_a_problem_says_to_do(
     assert "give the run another name (`run:`) and run `megablend build CONFIG`" in problem
     assert "amend the run (`new_data` or `withdraw` of a stage" in problem or fault == "shorter"
     if is_named and fault == "missing":
-        assert "if the config names it, remove it there" in problem
+        assert "if the config lists it, remove it there" in problem
         source["path"].remove(str(path))
     renamed = config | {"run": "without"}
     assert megablend.build(renamed).problems == ()

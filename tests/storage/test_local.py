@@ -76,7 +76,7 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
     with pytest.raises(DataError, match="is a folder, not a regular file: put the file back"):
         storage.stat(str(tmp_path))
     with pytest.raises(
-        DataError, match=r"cannot be read: Is a directory: give the path of a file$"
+        DataError, match=r"cannot be read: Is a directory: specify the path of a file$"
     ):
         storage.read(str(tmp_path), 0, 1)
 

@@ -86,6 +86,6 @@ def test_a_rank_that_sees_another_cache_says_so(tmp_path: Path) -> None:
     with build_lock(tmp_path) as held:
         verify_shared_filesystem(tmp_path, held.nonce)
         with pytest.raises(
-            CacheError, match=r"not the one that rank 0 sees: .* a file system that all ranks share"
+            CacheError, match=r"not the one that rank 0 sees; .* a file system that all ranks share"
         ):
             verify_shared_filesystem(tmp_path / "other", held.nonce, seconds=0.2)

@@ -40,7 +40,7 @@ def test_memory_that_is_not_there() -> None:
 @pytest.mark.parametrize(("name", "encoding"), [("/a\udcff", "utf-8"), ("/\xe4", "ascii")])
 def test_a_name_that_the_encoding_has_not(name: str, encoding: str) -> None:
     says = (
-        f"^here: {re.escape(ascii(name))} cannot be written in {encoding}: use .* PYTHONUTF8=1 if"
+        f"^here: {re.escape(ascii(name))} cannot be encoded as {encoding}: use .* PYTHONUTF8=1 if"
     )
     with pytest.raises(ConfigError, match=says), translating("here"):
         name.encode(encoding)

@@ -12,7 +12,7 @@ from megablend.system.waits import await_file
 
 def test_a_file_that_rank_0_does_not_see_is_told(tmp_path: Path) -> None:
     with pytest.raises(
-        CacheError, match=r"missing: .* must be on a file system that all ranks share"
+        CacheError, match=r"missing: .* use a cache on a file system that all ranks share"
     ):
         await_file(tmp_path / "missing", 0.2)
     (tmp_path / "missing").touch()

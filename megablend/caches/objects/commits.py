@@ -28,14 +28,14 @@ FORMAT_VERSION = 1
 _MAX_COLLISIONS = 50
 """The number of attempts to create a version while requests collide."""
 _COLLISION_SECONDS = 0.1
-"""The pause between two of these attempts."""
+"""The pause between two attempts to create a version."""
 _NAME = re.compile(r"(\d{4,})\.json")
 
 
 _CONTENT: dict[str, type | tuple[type, ...]] = {"files": dict, "replaced": list}
 """The types of the fields of a commit's content."""
 _FILE: dict[str, type | tuple[type, ...]] = {"at": str, "bytes": int, "blake2b": str, "etag": str}
-"""The types of the fields of each file in it, which are the fields of StoredFile."""
+"""The types of the fields of each file in a commit; see StoredFile."""
 
 
 class Chain:
@@ -92,7 +92,8 @@ class Chain:
                 return is_own or is_equal
             time.sleep(_COLLISION_SECONDS)  # two requests collided, and neither was carried out
         raise CacheError(
-            f"{self._place(key)}: cannot be created, although it does not exist; check the object store"
+            f"{self._place(key)}: the object store refused {_MAX_COLLISIONS} requests to create it, although it does not exist; "
+            "run the command again"
         )
 
     def parse(self, number: int, data: bytes) -> Record:
@@ -110,7 +111,7 @@ def in_folder(key: str, folder: str) -> bool:
 
 
 def find_last(keys: Iterable[str]) -> int:
-    """Return the largest number of the versions with these keys; -1 if there are none."""
+    """Return the largest version number among these keys; -1 if there are none."""
     names = (_NAME.fullmatch(key.rpartition("/")[2]) for key in keys)
     return max((int(name[1]) for name in names if name), default=-1)
 
@@ -167,7 +168,7 @@ class Commit(NamedTuple):
 
 
 def parse_commit(place: str, version: Record) -> Commit:
-    """Parse a version of a folder's chain to a commit. Raises: CacheError if it is damaged."""
+    """Parse a version of a folder's chain as a commit. Raises: CacheError if it is damaged."""
     content = version.data
     if content is None:
         return Commit(version.number, {}, frozenset())

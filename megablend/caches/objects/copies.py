@@ -1,10 +1,10 @@
-"""A node's copies of folders of a cache in an object store. A copy is downloaded once, by one process,
-which compares checksums.
+"""A node's copies of folders of a cache in an object store. A copy is downloaded once, by one
+process, which verifies its checksums.
 
-The time of a copy's receipt is the time at which a process last used the copy. Copies that were not
-used for UNUSED_SECONDS are removed by the next download to the node, and by `gc` on the node; if no
-copy of a cache was used, the cache's whole folder on the node is removed. Processes that have opened
-a file keep it; a process that needs a removed copy downloads it again.
+The modification time of a copy's receipt is the time at which a process last used the copy. Copies
+that were not used for UNUSED_SECONDS are removed by the next download to the node, and by `gc` on
+the node; if no copy of a cache was used, the cache's whole folder on the node is removed. Processes
+that have opened a file keep it; a process that needs a removed copy downloads it again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from megablend.system.safe_open import read_regular
 from megablend.system.waits import log_slow_wait
 
 RECEIPTS = ".commits"
-"""The folder of a cache's receipts: each has the commit that a copy was made of."""
+"""The folder of a cache's receipts. Each receipt records the commit of one copy."""
 UNUSED_SECONDS = 30 * 86400.0
 """The time since its last use after which a copy counts as unused."""
 _NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
@@ -63,7 +63,7 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
     Args:
         node: the folder of one of the caches; the others are next to it.
 
-    Returns: the number and the bytes of the copies that were removed, or would be.
+    Returns: the number and the total bytes of the copies that were removed, or would be.
     """
     num_copies = 0
     size = 0
@@ -81,7 +81,7 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
                 shutil.rmtree(folder, ignore_errors=True)
     if num_copies and not dry_run:
         LOG.info(
-            "%s: removed %d unused copies of parts of caches, %d bytes",
+            "%s: removed %d unused copies of cache folders (%d bytes)",
             node.parent,
             num_copies,
             size,
@@ -126,7 +126,7 @@ def _last_change(folder: Path) -> float:
 
 
 class Copies:
-    """Copies of the folders below a prefix.
+    """This node's copies of the folders below a prefix.
 
     Args:
         node: this node's folder of the cache.
@@ -181,7 +181,7 @@ class Copies:
         return data
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
-        """Replace one file of the copy by the one of a commit, which is downloaded."""
+        """Replace one file of the copy with that of a commit, which is downloaded."""
         with replacing(self._node / folder / name) as temporary:
             self._download(folder, commit, name, temporary)
 
@@ -206,8 +206,8 @@ class Copies:
         """Compare the checksum of an object with the committed one. Raises: CacheError."""
         if found != file.blake2b:
             raise CacheError(
-                f"{self._prefix.location}/{key}: damaged: its blake2b is {found}, but {file.blake2b} was "
-                "committed; rebuild the index to repair it"
+                f"{self._prefix.location}/{key}: damaged (its BLAKE2b digest is {found}, but {file.blake2b} was committed); "
+                "build again to repair it (`megablend build CONFIG`)"
             )
 
     def _receipt(self, folder: str) -> Path:

@@ -33,16 +33,17 @@ from megablend.system.waits import log_slow_wait
 _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 """The names of files and folders of a cache: a digest, and a dash if more follows."""
 COMMITS = "commits"
-"""The part of the keys of commits where other objects of a folder have the name of an upload."""
+"""The part of a commit's key that takes the place of an upload's name in the keys of other
+objects."""
 MANIFEST = "manifest.json"
-"""The file of a folder whose time is that of the folder's creation."""
+"""The file of a folder whose time counts as the time at which the folder was created."""
 _SLASHES = 3
 """The number of slashes in the key of an object: kind/folder/upload/file, or
 kind/folder/commits/number."""
 
 
 def is_own(name: str) -> bool:
-    """Return whether a file or a folder can belong to a cache, by its name."""
+    """Return whether a name can be that of a file or a folder of a cache."""
     return _OWN.fullmatch(name) is not None
 
 
@@ -97,8 +98,8 @@ class Folders:
         return self._copies.read_member(folder, commit, name)
 
     def fetch(self, folder: str, *, is_fresh: bool) -> Path:
-        """Bring this node's copy of a folder up to date. Returns: the path of the copy; nothing is
-        there if there is no such folder.
+        """Bring this node's copy of a folder up to date. Returns: the path of the copy, which does
+        not exist if there is no such folder.
 
         Args:
             is_fresh: whether to download the whole folder, even if there is a copy.
@@ -119,8 +120,8 @@ class Folders:
         return path
 
     def _update_copy(self, folder: str, *, is_fresh: bool) -> None:
-        """Bring this node's copy up to date if there is such a folder. Raises: FileNotFoundError if
-        an object does not exist."""
+        """Bring this node's copy of a folder up to date; do nothing if there is no such folder.
+        Raises: FileNotFoundError if an object does not exist."""
         commit = self.read(folder)
         if commit is None:
             return
@@ -159,14 +160,15 @@ class Folders:
         return reused is None
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, with the files of its last commit, unless it is committed again in the
-        meantime."""
+        """Remove a folder with the files of its last commit, unless it has been committed again in
+        the meantime."""
         last = self._read_last(folder)
         if last is not None and last.files and self._chain(folder).append(None, last.number):
             self._prefix.remove(list(last.list_keys(folder)))
 
     def find_leftovers(self, kind: str, before: float) -> Iterator[ObjectEntry]:
-        """Return the objects that were written before a time and belong to no present commit."""
+        """Return the objects that were written before a given time and do not belong to a current
+        commit."""
         members = [each for each in self._list_members(kind) if not _is_commit(each.key)]
         used = set[str]()
         for folder in {_folder_of(member.key) for member in members}:
@@ -176,8 +178,8 @@ class Folders:
         return (each for each in members if each.modified < before and each.key not in used)
 
     def _list_members(self, kind: str) -> list[ObjectEntry]:
-        """Return the objects of all folders of a kind, without objects of others, such as the
-        markers that consoles create for folders."""
+        """Return the objects of all folders of a kind, without foreign objects such as the folder
+        markers that web consoles create."""
         listed = (
             each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES
         )
@@ -200,7 +202,9 @@ class Folders:
         for folder, data in zip(missing, objects, strict=True):
             place = f"{self._prefix.location}/{keys[folder]}"
             if data is None:
-                raise CacheError(f"{place}: was removed just now; repeat the command")
+                raise CacheError(
+                    f"{place}: was removed while it was being read; run the command again"
+                )
             self._commits[keys[folder]] = parse_commit(
                 place, chains[folder].parse(numbers[folder], data)
             )
@@ -223,7 +227,7 @@ class Folders:
         return None
 
     def _has_all(self, folder: str, commit: Commit) -> bool:
-        """Return whether the objects of a commit exist as they were written."""
+        """Return whether all objects of a commit exist and are unchanged."""
         files = commit.list_keys(folder)
         for found, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
             if found is None or found.bytes != file.bytes:

@@ -1,4 +1,5 @@
-"""This node's folder for a cache in an object store, shared by its processes; and its locks."""
+"""This node's folder for a cache in an object store, shared by the processes of the node, and its
+locks."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from megablend.system.waits import log_slow_wait
 
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0
-"""The age above which unfinished files belong to no living process."""
+"""The age from which unfinished files are taken for those of killed processes."""
 
 
 @lru_cache(maxsize=64)
@@ -76,8 +77,8 @@ def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
 
 
 def remove_old_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of killed processes: those that are older than any process takes
-    to finish one."""
+    """Remove the unfinished files of killed processes, which are those that are too old to belong
+    to a running one."""
     before = time.time() - _LEFTOVER_SECONDS
     for path in folder.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # just finished by its process

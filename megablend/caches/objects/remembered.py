@@ -1,11 +1,11 @@
 """The responses of a cache's store, remembered on this node for times when the store does not
 respond.
 
-This is only for nodes with a mirror, which continue while their source is off. Only listings and
-versions are remembered; the node has copies of the rest. Remembered responses are not used if they
-could do harm: while the cache is held for writing, and in a job of several machines, each of which
-might remember another state of the run. Writing needs the store anyway, which refuses a version
-that is not the next one.
+This is only for nodes with a mirror, which keep running while their source is unavailable. Only
+listings and versions are remembered; the node has copies of the rest. Remembered responses are not
+used if they could do harm: while the cache is held for writing, and in a job of several machines,
+each of which might remember another state of the run. Writing needs the store anyway, which refuses
+a version that is not the next one.
 """
 
 from __future__ import annotations
@@ -83,13 +83,15 @@ class RememberedPrefix(ObjectPrefix):
         return [ObjectEntry(*each) for each in listed]
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """See ObjectPrefix; remembered answers may be wrong afterwards, and are forgotten."""
+        """See ObjectPrefix. Remembered responses are forgotten, since they may be wrong
+        afterwards."""
         etags = super().write_all(objects)
         self._forget()
         return etags
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """See ObjectPrefix; remembered answers may be wrong afterwards, and are forgotten."""
+        """See ObjectPrefix. Remembered responses are forgotten, since they may be wrong
+        afterwards."""
         count = super().create_each(key, data)
         self._forget()
         return count
@@ -99,11 +101,11 @@ class RememberedPrefix(ObjectPrefix):
             shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
 
     def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
-        """Return the store's responses; its remembered ones if it does not respond now.
+        """Return the store's responses; the remembered ones if it does not respond.
 
         Args:
-            names: names of the answers, under which they are remembered.
-            ask: requests all answers from the store.
+            names: the names under which the responses are remembered.
+            ask: requests all responses from the store.
 
         Raises: the same errors as `ask`.
         """
@@ -147,8 +149,8 @@ def is_on_one_machine(environ: Mapping[str, str]) -> bool:
 
 
 def _load(path: Path) -> list[Any] | None:
-    """Return a list of the one answer in a file (the answer itself may be None); None if no answer
-    is remembered there."""
+    """Return a list with the one response that a file remembers (the response itself may be None);
+    None if there is no such file or it is damaged."""
     with suppress(OSError, ValueError):
         known = parse_json(read_regular(path))
         if isinstance(known, list) and len(known) == 1:

@@ -38,8 +38,8 @@ from megablend.system.build_lock import LockInfo
 _FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
 """The kinds of entries that are folders."""
 _COPIED = ("packs", "splits", "idx")
-"""Kinds of files that a node need not read again: their names say what they contain, so a copy is as
-good as the store's object."""
+"""Kinds of files that a node need not download again: their names identify their content, so a copy
+is as good as the store's object."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
 """The prefixes of the keys of records, by kind."""
 _CLOCK = ".clock"
@@ -69,7 +69,7 @@ class ObjectCacheStore:
         self._local_cache = local_cache
         self._prefix = RememberedPrefix(location, options, lambda: self.folder)
         self._is_checked = False
-        """Whether the store was found to create an object only once."""
+        """Whether the store is known to let only one process create an object."""
         self._clock_lead = 0.0
         """The seconds by which the store's clock was ahead of this node's at the last `now`."""
 
@@ -126,7 +126,7 @@ class ObjectCacheStore:
         """See CacheStore. Each node has a folder of its own."""
 
     def remove_leftovers(self) -> None:
-        """Remove leftovers of other processes of this node that must be dead by now."""
+        """Remove the leftovers of other processes of this node that are too old to be in use."""
         remove_old_leftovers(self.folder)
 
     def now(self) -> float:
@@ -139,8 +139,7 @@ class ObjectCacheStore:
             self._prefix.remove([key])
         if found is None:
             raise CacheError(
-                f"{self.location}/{key}: was removed while its modification time was being read; repeat the "
-                "command"
+                f"{self.location}/{key}: was removed while its modification time was being read; run the command again"
             )
         self._clock_lead = found.modified - time.time()
         return found.modified
@@ -327,12 +326,11 @@ class ObjectCacheStore:
     def _overtaken(self, kind: str, name: str) -> OvertakenError:
         """Return the error for a record that another process has changed."""
         return OvertakenError(
-            f"{self.describe_record(kind, name)}: another process changed it in the meantime; "
-            "repeat the command"
+            f"{self.describe_record(kind, name)}: another process changed it in the meantime; run the command again"
         )
 
     def _path(self, kind: str, name: str) -> Path:
-        """Return the path of a file of this node's copy, in a folder that exists. Raises:
+        """Return the path of a file in this node's copy, and create its folder. Raises:
         CacheError."""
         path = self.folder / place_below(kind, name)
         with translate_os_errors(path):
@@ -358,7 +356,6 @@ def check_creates_once(prefix: ObjectPrefix) -> None:
             prefix.remove([key])
         if winners > 1 or is_replaced:
             raise CacheError(
-                f"{prefix.location}: this store ignores `If-None-Match: *` on a PUT, so builds "
-                "could overwrite each other's commits: use a store that honours it, or a cache in "
-                "a folder"
+                f"{prefix.location}: this store ignores `If-None-Match: *` on a PUT, so builds could overwrite each other's "
+                "commits; use a store that honours it, or keep the cache in a folder"
             )

@@ -222,7 +222,7 @@ test_records = table(
 
 test_changes = table(
     fault("a commit that is removed while it is read", remove_while_it_is_read,
-          f"{COMMITS}: was removed just now; repeat the command",
+          f"{COMMITS}: was removed while it was being read; run the command again",
           restore, fails=lambda bench: megablend.open(bench.config) and None, works=Remote.use),
     fault("a file that was written but is gone", remove_fragment,
           r"/fragments/\S+: was written by a rank, but does not exist; build again$",
@@ -230,7 +230,7 @@ test_changes = table(
     fault("a record that another process changes", change_while_it_is_read,
           r"/runs/default: another process changed it in the meantime; repeat the command$", (),
           fails=lambda bench: megablend.reset_run(bench.config, "default") and None),
-    fault("a damaged object", flip_a_bit, r"/blocks\.arrow: damaged: its blake2b is .*; rebuild the index to repair it",
+    fault("a damaged object", flip_a_bit, r"/blocks\.arrow: damaged \(its BLAKE2b digest is .*; build again to repair it",
           Remote.build),
 )
 # fmt: on
@@ -243,7 +243,7 @@ def test_a_version_that_no_store_creates(bench: Remote) -> None:
         patch.setattr(
             ObjectPrefix, "create", lambda *_: False
         )  # as two requests that collide, again and again
-        says = r"runs/other/0000\.json: cannot be created, although it does not exist; check the object store$"
+        says = r"runs/other/0000\.json: the object store refused 2 requests to create it, although it does not exist; run the"
         with pytest.raises(CacheError, match=says):
             chain.append("x", -1)
     assert chain.append("x", -1)
@@ -259,12 +259,10 @@ def test_a_store_in_which_several_writes_of_an_object_succeed(
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
     monkeypatch.setattr(store, "_ROUNDS", 10)
     local, config = configs(tmp_path, "s3://remedies/of/x")
-    says = (
-        "this store ignores `If-None-Match: .*: use a store that honours it, or a cache in a folder"
-    )
+    says = "this store ignores `If-None-Match: .*: use a store that honours it, or keep the cache in a folder"
     with pytest.raises(CacheError, match=says):
         megablend.build(config)
-    megablend.build(local)  # "a cache in a folder"
+    megablend.build(local)  # "keep the cache in a folder"
     for name, value in container.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", container.url)

@@ -381,7 +381,7 @@ def test_documents_that_begin_elsewhere(tmp_path: Path, remedy: str) -> None:
     found = index(path, None)
     expected = pieces(opened(path, None, found), found.blocks, found.chunks)
     np.save(path, np.tile(np.array([1, RAW_EOD, 3, RAW_EOD], np.uint16), 500))
-    says = "when it was indexed; restore the original file; or give the run another name"
+    says = "when it was indexed; restore the original file, or give the run another name"
     with pytest.raises(DataError, match=says):
         pieces(opened(path, None, found), found.blocks, found.chunks)
     if remedy == "restore":

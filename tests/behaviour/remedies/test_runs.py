@@ -255,7 +255,7 @@ def export(name: str) -> Step:
     return lambda bench: megablend.export(str(bench.path), bench.folder / name)
 
 
-KEEPS = r"restore the original file; or give the run another name \(`run:`\) and run `megablend build CONFIG`"
+KEEPS = r"restore the original file, or give the run another name \(`run:`\) and run `megablend build CONFIG`"
 STAGES = {"samples": None, "stages": [{"samples": 150}, {"samples": 300, "shuffle_window": 8}]}
 
 # fmt: off
@@ -294,15 +294,16 @@ test_runs = table(
     *(fault(f"another {key}", {key: value},
             r"give the new run another name \(`run:`\).*plan this one again \(`megablend (runs reset)",
             ANOTHER_RUN, restore_config, "{1} CONFIG", fails=build_and_use) for key, value in (("samples", 10), ("seed", 2))),
-    fault("an index that is gone", without_index, "`megablend (build CONFIG)` rebuilds it if the data is unchanged", "{1}"),
+    fault("an index that is gone", without_index,
+          "this version of the index does not exist .*; run `megablend (build CONFIG)`; if the data has changed", "{1}"),
     fault("an index and the data that are gone", (without_index, write_data("parquet", CHANGED)),
           "this index does not exist\nrun 'default' needs index.*restore both, or that index from a backup, "
           "and build again; "
           "or give the run another name", restore("data"), restore("cache/generations"), ANOTHER_RUN, fails=Run.build),
     fault("an index that verify misses", without_index,
-          r"run 'default' uses index \w+, which does not exist; `megablend (build CONFIG)` rebuilds it if", "{1}", fails=verify),
+          r"run 'default' uses index \w+, which does not exist; run `megablend (build CONFIG)`; if", "{1}", fails=verify),
     fault("the same, with other data", (without_index, lambda bench: bench.add(1)),
-          r"does not exist; .* rebuilds it if.*`megablend (runs reset)",
+          r"does not exist; .* if the data has changed.*`megablend (runs reset)",
           lambda bench: [bench.run(command) for command in (commands_in(bench.said.string)[1], "build CONFIG")], fails=verify),
     fault("a run that is not committed", {"run": "next"}, "^run 'next' is not committed; `megablend build CONFIG` commits it$",
           run_named,
@@ -319,7 +320,7 @@ test_runs = table(
     fault("a build without locks", refuse_locks,
           r"while no build is running, remove (\S+): the next build then reads", build_without,
           fails=gc, works=()),
-    fault("a cache whose lock is a link", link_lock, r"\.lock: .*links are not followed here for security: remove the link",
+    fault("a cache whose lock is a link", link_lock, r"\.lock: .*links are not followed for security reasons: remove the link",
           unlink_lock,
           fails=Run.build),
     fault("a name that is too long", {"cache": "{folder}/" + "x" * 300}, r"File name too long\)?: use shorter names",

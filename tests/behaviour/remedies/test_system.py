@@ -104,8 +104,10 @@ def move_config(bench: Run) -> None:
 
 
 MOVE_CACHE: Step = {"cache": "{folder}/other"}
-ADVICE = "Permission denied.*: get permission for it, or use another folder"
-DATA_ADVICE = r"data/0\.parquet: cannot be read: Permission denied: get permission for it(?!,)"
+ADVICE = "Permission denied.*: check the permissions of the path, or use another folder"
+DATA_ADVICE = (
+    r"data/0\.parquet: cannot be read: Permission denied: check the permissions of the path(?!,)"
+)
 CLOSED = {
     "a data file": Closed("data/0.parquet", "build", DATA_ADVICE, None),
     "a data file, when read": Closed("data/0.parquet", "show", DATA_ADVICE, None),
@@ -159,7 +161,7 @@ def test_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     projects: list[tuple[Closed, Run, Step | None]] = []
     modes: list[int] = []
     for case in CLOSED.values():
-        # A project for each; None: "get permission for it"
+        # A project for each; None: "check the permissions of the path"
         for remedy in (None, *([case.elsewhere] if case.elsewhere else [])):
             folder = tmp_path / str(len(projects))
             folder.mkdir()
@@ -272,7 +274,7 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: in
     with (small_disk / "other.data").open("wb", buffering=0) as other:
         left = os.statvfs(small_disk)
         other.write(b"x" * (left.f_bavail * left.f_frsize - free))
-    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space there, or use another folder"
+    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space, or use another folder"
     refuse(project, says)
     assert project.read() == project.tokens
     # "or use another folder"
@@ -342,7 +344,7 @@ INJECTED = {
         "fsync:error=EDQUOT",
         None,
         "build",
-        r"cannot write the cache \(Disk quota exceeded.*: free space within the quota there, or use another folder",
+        r"cannot write the cache \(Disk quota exceeded.*: free space within your disk quota, or use another folder",
         MOVE_CACHE,
     ),
 }

@@ -174,7 +174,7 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     field(path, HEADER_BYTES, struct.pack("<i", 2))
     with pytest.raises(
         CorruptFileError,
-        match=r"10[0-9] tokens, but according to .* these sequences have 10[0-9]; restore the original file; or give the run",
+        match=r"10[0-9] tokens, but according to .* these sequences have 10[0-9]; restore the original file, or give the run",
     ):
         read_blocks(reader, found.blocks, found.chunks, STORAGE)
 

@@ -151,7 +151,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_only_files_are_replaced(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="expected the name of a file to write"):
+    with pytest.raises(ConfigError, match="specify the name of a regular file to write"):
         write_html(run(1), tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
 
