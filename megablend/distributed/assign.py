@@ -1,4 +1,4 @@
-"""Assigning items to ranks: the most expensive item first, each to the rank with the least work so far
+"""Assign items to ranks: the most expensive item first, each to the rank with the least work so far
 (longest processing time first)."""
 
 from __future__ import annotations

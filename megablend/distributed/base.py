@@ -11,15 +11,16 @@ from megablend.system.failures import translate
 
 T = TypeVar("T")
 on_failure: list[Callable[[BaseException], None]] = []
-"""What a command does with the error that ends it, before it ends: print it as JSON."""
+"""Functions to call with the error that makes a command fail, before the command exits, to print
+the error as JSON."""
 REPORT_SECONDS = 3.0
-"""The time that the first rank has to report an error in this way, alone, before others do, or end
-it."""
+"""The time for which the other ranks wait, so that only the first rank reports an error in this
+way."""
 
 
 class Communicator(Protocol):
-    """Communication between the processes of one build.
-    All ranks call collective methods, in the same order."""
+    """A communicator of the processes of one build. All ranks must call its collective methods in
+    the same order."""
 
     rank: int
     """The number of this process, 0 to size - 1."""
@@ -97,7 +98,7 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a program that ends with an error: the error's own, 130 for an
+    """Return the exit code of a program that fails with an error: the error's own, 130 for an
     interrupt, 70 for a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code

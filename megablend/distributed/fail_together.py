@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class FailTogether:
-    """Ranks that exchange values, and errors along with them. Implements
+    """A communicator that exchanges errors along with values. Implements
     megablend.distributed.base.Communicator.
 
     Args:
@@ -40,7 +40,7 @@ class FailTogether:
         self.size = size
         self._exchange = exchange
         self._failure: BaseException | None = None
-        """The error that has been raised on all ranks, and is raised by each later call."""
+        """The error that has been raised on all ranks; each later call raises it again."""
         self._inbox: list[tuple[int, Any]] = []
 
     def allgather(self, value: T) -> list[T]:
@@ -75,8 +75,8 @@ class FailTogether:
         return values if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Store the value for `posts` on rank 0; drop the values of other ranks: no progress is
-        shown here."""
+        """Store the value for `posts` on rank 0; drop it on other ranks, whose progress is not
+        shown."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
@@ -103,8 +103,8 @@ class FailTogether:
 
 
 class Subgroup(FailTogether):
-    """Some of the ranks, which fail together with all ranks.
-    Their next call on the world is `finish`.
+    """A communicator of some of the ranks, which fail together with all ranks. Their next call on
+    `world` must be `finish`.
 
     Args:
         group: the communicator by which these ranks exchange values.

@@ -1,5 +1,5 @@
-"""Finding the processes that open one dataset together: those of torch.distributed, otherwise those
-of an MPI launcher, otherwise only this one.
+"""Find the processes that open one dataset together: those of torch.distributed, otherwise those of
+an MPI launcher, otherwise only this one.
 
 torch is imported only if the process has imported it already, or torchrun started it: caches can be
 prepared without torch.
@@ -50,8 +50,8 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """Yield the job of a command. Processes that torchrun started share a process group within the
-    context. An error is that of all ranks, and the first one alone reports it. Raises:
+    """Yield the job of a command. Within the context, processes that torchrun started share a
+    process group. An error is raised on all ranks, but only the first rank reports it. Raises:
     LaunchError."""
     with _find_process_group():
         job = this_job()
@@ -67,8 +67,8 @@ def program_job() -> Iterator[Job]:
 
 
 def _find_process_group() -> AbstractContextManager[None]:
-    """Return the context of a process group, if torchrun started several processes that have
-    none."""
+    """Return a context manager that creates a process group if torchrun started several processes
+    that have none."""
     if _is_initialized() or _count_torchrun_processes(os.environ) < 2:
         return nullcontext()
     from megablend.distributed.torch_job import process_group
@@ -81,8 +81,8 @@ def program_launch() -> Iterator[Communicator]:
     """Yield the communicator of the processes that run a command together: those of torchrun,
     otherwise those of an MPI launcher, otherwise only this one.
 
-    For commands only: a training script may call Python functions on one
-    of its ranks. Raises: LaunchError.
+    This is for commands only: a training script may call Python functions on one rank alone.
+    Raises: LaunchError.
     """
     launch = detect()
     if launch.size > 1 or _count_torchrun_processes(os.environ) < 2:

@@ -1,10 +1,10 @@
-"""Grouping the ranks that see the same cache folder, and so build it together: one group on a shared
-file system, otherwise one per node.
+"""Group the ranks that see the same cache folder, and therefore build it together: one group on a
+shared file system, otherwise one per node.
 
 Ranks of one machine whose folder has the same inode need no test. The first rank of each such set
 writes a nonce to the folder, and sets that find each other's nonces are merged. A missing folder is
-not created here, so that a refusal leaves none behind: its nearest existing parent, and the path
-from there, identify it.
+not created at this point, so that a refused build leaves no folder behind: it is identified by its
+nearest existing parent and the path from there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SHARED_FS = (AUTO, "yes", "no")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """A file whose content differs between machines."""
 _NONCE = ".megablend-nonce-"
-"""The begin of the names of nonces."""
+"""The prefix of the names of nonces."""
 _SEEN_SECONDS = 2.0
-"""The time in which a network file system shows another node's file."""
+"""The time within which a network file system shows another node's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def _leave_nonce(folder: Path) -> str | None:
 def _find_first_nonce(
     folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int
 ) -> int:
-    """Return the first rank whose nonce is in the folder, and whose path from there to the cache is
+    """Return the first rank whose nonce is in the folder and whose path from there to the cache is
     the same as this rank's; `rank` if there is none."""
     own = places[rank]
     assert own is not None

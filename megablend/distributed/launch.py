@@ -1,5 +1,5 @@
-"""Detecting the communicator of a build: of this process alone, or of the ranks that an MPI launcher
-started.
+"""Detect the communicator of a build: that of this process alone, or that of the ranks that an MPI
+launcher started.
 
 A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
 makes fork unsafe. Under the launcher of an MPI library other than the one that mpi4py is bound to,
@@ -20,7 +20,7 @@ _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 _OTHER_LIBRARIES = ("MPICH", "Intel", "MVAPICH")
 """Words in the names of MPI libraries that are not Open MPI."""
 _SIZE_VARIABLES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
-"""Variables with the number of a job's processes, and the launcher that sets each."""
+"""Environment variables with the number of a job's processes, and the launcher that sets each."""
 _SLURM_VARIABLES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
 """The same for variables that are used only inside a step of Slurm."""
 _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
@@ -28,12 +28,12 @@ _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherInfo:
-    """The launcher, as far as the environment shows it."""
+    """What the environment says about the launcher."""
 
     by: str
     """The launcher's name in messages."""
     variable: str
-    """The variable that gives the size."""
+    """The environment variable that gives the size."""
     size: int
     """The number of processes that the launcher has started."""
     exact: bool
@@ -41,7 +41,7 @@ class LauncherInfo:
 
     @property
     def count(self) -> str:
-        """The number of processes in messages."""
+        """The number of processes, as messages show it."""
         return f"{self.size}{'' if self.exact else ' or more'}"
 
     def __str__(self) -> str:
@@ -86,9 +86,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
     except (ImportError, RuntimeError) as error:
         # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
-            f"{started} but MPI cannot be loaded ({error}): install mpi4py for the launcher's MPI library (`pip "
-            "install 'megablend[mpi]'`), or mpi4py with an MPI library of its own (`pip install "
-            "'megablend[mpich]'`), or start a single process"
+            f"{started} but MPI cannot be loaded ({error}); install mpi4py for the launcher's MPI library (`pip install "
+            "'megablend[mpi]'`) or with its own (`pip install 'megablend[mpich]'`), or start a single process"
         ) from error
     library = mpi.library()
     if started.variable == _OPEN_MPI and any(name in library for name in _OTHER_LIBRARIES):
@@ -100,11 +99,11 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 
 def _bound_to(library: str) -> str:
-    """Return the problem and the remedy, for a message, if mpi4py and the launcher use different
-    MPI libraries."""
+    """Return the problem and the remedy if mpi4py and the launcher use different MPI libraries, for
+    a message."""
     return (
-        f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or bind "
-        f"mpi4py to the launcher's ({_REINSTALL})"
+        f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or reinstall "
+        f"mpi4py for the launcher's library ({_REINSTALL})"
     )
 
 
@@ -113,7 +112,7 @@ def read_count(environ: Mapping[str, str], variable: str) -> int:
     value = environ.get(variable)
     if value is None:
         raise LaunchError(
-            f"{variable} is not set, but variables of a launcher are: unset these, or start the job by the launcher"
+            f"{variable} is not set, but other variables of a launcher are; unset them, or start the job with the launcher"
         )
     try:
         return int(value)

@@ -126,7 +126,7 @@ class MpiLaunch:
         raise SystemExit(exit_code(error))
 
     def _report(self, error: BaseException) -> None:
-        """Print "rank r: message" to stderr, unless a lower rank terminates this one before."""
+        """Print "rank r: message" to stderr, unless a lower rank terminates this one first."""
         # If all ranks fail for the same reason, the lowest rank reports it and terminates the
         # others before they repeat it.
         time.sleep(4 * _ABORT_SECONDS * min(self.rank, 4))
@@ -145,8 +145,8 @@ class MpiLaunch:
         time.sleep(_ABORT_SECONDS)
 
     def _has_unreceived_posts(self) -> bool:
-        """Return whether rank 0 has not yet received all posts of this rank, and forget received
-        ones."""
+        """Return whether rank 0 still has to receive posts of this rank; forget those that it has
+        received."""
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
 

@@ -1,4 +1,4 @@
-"""Checking that all ranks of a job have the same settings: each rank has read a config of its own, or
+"""Check that all ranks of a job have the same settings, since each rank reads its own config or
 flags."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from megablend.errors import ConfigError
 from megablend.system.digest import hex_digest
 
 _MAX_NAMED = 3
-"""The most settings, and the most ranges of ranks, that a message names."""
+"""The largest number of settings, and of ranges of ranks, that a message names."""
 _MAX_CHARACTERS = 100
-"""The most characters of a value that a message shows."""
+"""The largest number of characters of a value that a message shows."""
 
 
 def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
         settings: this rank's settings, by name; mappings and lists among them are compared item by
             item.
 
-    Raises: ConfigError, on all ranks, with the names of the settings that differ, and the ranks.
+    Raises: ConfigError, on all ranks, which names the settings that differ, and the ranks.
     """
     if launch.size > 1:
         compare_settings(launch, settings, launch.allgather(digest_settings(settings)))
@@ -91,7 +91,8 @@ def _shorten(value: str | None) -> str:
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
+    """Return the names of ranks, such as "rank 3", "ranks 0 to 2, 5" or "ranks 1, 3, 5 and
+    others"."""
     runs = list[list[int]]()
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

@@ -27,15 +27,16 @@ _ARRIVAL_TIMEOUT = datetime.timedelta(seconds=60)
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
 """The time that ranks wait for each other to connect."""
 _WORK_TIMEOUT = datetime.timedelta(days=365)
-"""The time that a rank waits for others that are working. The death of a rank is noticed at once: its
-connections close."""
+"""The time that a rank waits for others that are working. If a rank dies, this is noticed at once,
+since its connections close."""
 _LOG_SECONDS = 60.0
 """The time between two log lines about waiting."""
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
-"""The gloo groups by their ranks, each with the job's group in which it was made. Groups are kept, and
-have names of their own in the store. torch would name a group by the number of groups that a rank
-has: ranks would not find each other if a program has groups of some ranks only, as Megatron has for
-the first and last stages of a pipeline; and a name that is used again leads to stale addresses."""
+"""The gloo groups by their ranks, each with the job's group in which it was made. Groups are kept,
+and have names of their own in the store. torch would name a group after the number of groups that a
+rank has, so ranks would not find each other in a program with groups of only some ranks, such as
+Megatron's for the first and last pipeline stages; and a name that is reused leads to stale
+addresses."""
 _formed: Counter[tuple[int, ...]] = Counter()
 """The number of times that this process has formed a group of the same ranks."""
 
@@ -49,11 +50,11 @@ def torch_job() -> Job:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Hold a gloo process group of the processes that torchrun started, for a command that all of
-    them run.
+    """Provide a gloo process group of the processes that torchrun started, all of which must run
+    the same command.
 
-    It uses torchrun's store, under a prefix of its own for each restart
-    of the job and each command.
+    The group uses torchrun's store, with a separate prefix for each restart of the job and each
+    command.
 
     Raises: LaunchError, naming the ranks that are missing, if not all run the command within a
         minute, or if they cannot reach each other.
@@ -103,7 +104,7 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
     """Yield a communicator of these ranks; see Job.members. It is a gloo group, whatever the job's
-    backend: a wait in it needs no device, and no watchdog ends the wait."""
+    backend: waiting in it needs no device, and no watchdog interrupts it."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
@@ -113,8 +114,8 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
 
 
 def _find_group(ranks: tuple[int, ...]) -> Any:
-    """Return the gloo group of these ranks, made when it is first needed. Raises: LaunchError if
-    the ranks cannot reach each other."""
+    """Return the gloo group of these ranks, which is created when it is first needed. Raises:
+    LaunchError if the ranks cannot reach each other."""
     job = torch.distributed.group.WORLD
     made_in, group = _groups.get(ranks, (None, None))
     if made_in is job:
@@ -160,8 +161,8 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
 
 
 def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
-    """Return the values of all ranks of a gloo group that torch does not know, in rank order: their
-    pickles are padded to the same length."""
+    """Return the values of all ranks of a gloo group that is not registered with torch, in rank
+    order. The pickled values are padded to the same length."""
     options = _C10D.AllgatherOptions()
     options.timeout = _WORK_TIMEOUT
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -177,7 +178,7 @@ def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
 
 @contextmanager
 def _logging_waits() -> Iterator[None]:
-    """Log a line now and then while this rank waits for others, which may work for hours."""
+    """Log a line from time to time while this rank waits for others, which may work for hours."""
     ended = threading.Event()
 
     def log() -> None:

@@ -17,25 +17,26 @@ from megablend.storage.find import Found
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
-"""Returns memory for so many bytes."""
+"""Returns memory for a number of bytes."""
 KnownFiles: TypeAlias = Mapping[str, Any]
 """Facts about files, such as their versions, by path or by scheme; picklable, without credentials."""
 
 
 def allocate_bytes(size: int) -> Bytes:
-    """Return new memory for so many bytes: an `Allocate`."""
+    """Return new memory for `size` bytes; an `Allocate`."""
     return np.empty(size, np.uint8)
 
 
 def read_range(storage: Storage, path: str, offset: int, size: int) -> bytes:
-    """Do what `Storage.read` does, by `Storage.read_ranges`."""
+    """Read a range as `Storage.read` does, by calling `Storage.read_ranges`."""
     out, begins = storage.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
     return out[begins[0] : begins[0] + size].tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """The size and the identity of a version of a file, which take no read of the file."""
+    """The size and the identity of a version of a file, which are found without reading the
+    file."""
 
     size: int
     """The size in bytes."""
@@ -52,7 +53,8 @@ class ReadLimits:
     """The largest gap between two ranges that is read along with them: a separate read would cost
     more."""
     max_merged_bytes: int
-    """The limit of bytes that nearby ranges read together have; a single range may be larger."""
+    """The largest number of bytes of nearby ranges that are read together; a single range may be
+    larger."""
     separate_bytes: int | None = None
     """The size from which ranges that different blocks keep are read separately: copying them out
     of a joint read costs more than another read. None if ranges of any size are read together."""
@@ -69,11 +71,13 @@ class ReadLimits:
 
 
 class Storage(Protocol):
-    """Ranges of bytes from files named by strings (`storage.location`). Thread-safe, picklable, and
-    usable after a fork. See `storage.head_and_tail` for what a storage may do in addition.
+    """Finds files, which are named by strings (`storage.location`), and reads ranges of their
+    bytes. Thread-safe, picklable, and usable after a fork. See `storage.head_and_tail` for what a
+    storage may do in addition.
 
-    Made once, by `make_storage`, and passed to everything that reads. A storage that changes or
-    records another storage's results derives from `storage.wrapper.WrapperStorage`.
+    A storage is created once, by `make_storage`, and passed to everything that reads. A storage
+    that changes or records another storage's results derives from
+    `storage.wrapper.WrapperStorage`.
     """
 
     def limits(self, path: str) -> ReadLimits:
@@ -124,14 +128,13 @@ class Storage(Protocol):
         ...
 
     def known_files(self) -> KnownFiles:
-        """Return the facts about files that were found out since the last call, from listings and
-        requests, for `add_known_files` in other processes. Empty if finding them out costs
-        little."""
+        """Return what has been found out about files since the last call, from listings and
+        requests, for `add_known_files` in other processes. Empty if it costs little to find out."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """Take over the facts that another process of the same job found out, so that files need
-        not be requested again to find them."""
+        """Add what another process of the same job has found out about files, so that this process
+        need not request it."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
@@ -151,7 +154,7 @@ class Storage(Protocol):
             offsets, sizes: int64 [n], in bytes.
             allocate: returns a uint8 array of a number of bytes; it may be uninitialised.
 
-        Returns: a uint8 array, and the begin of each range in it, int64 [n].
+        Returns: a uint8 array, and the start of each range in it, int64 [n].
         Raises: the same errors as `read`.
         """
         ...
@@ -160,7 +163,7 @@ class Storage(Protocol):
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
         """Do what `read_ranges` does, without waiting if the storage supports it: many such calls
-        are in flight at a time, from any thread.
+        may be in flight at a time, from any thread.
 
         A storage with synchronous reads reads before it returns (`storage.futures.call_now`);
         callers use one thread for each of the `max_reads` that may be in flight. A storage with an

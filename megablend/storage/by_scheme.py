@@ -38,7 +38,8 @@ def make_storage(
 
 
 class StorageByScheme(RoutingStorage):
-    """The storages of several schemes as one, each created on first use. A pickle has the options.
+    """Combines the storages of several schemes, each of which is created on first use. Only the
+    options are pickled.
 
     Raises, from any call: ConfigError for a location with a scheme that has no storage.
     """

@@ -26,14 +26,14 @@ from typing import TypeAlias
 _MAX_DESCRIPTORS = 1 << 10
 """The largest number of descriptors that a pool keeps open by default."""
 FileIdentity: TypeAlias = tuple[int, int]
-"""The st_dev and st_ino of a file: different for another file under the same path."""
+"""The st_dev and st_ino of a file, which differ for another file at the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
 """The identity of the file that a storage opened first at each path."""
 
 
 def default_capacity() -> int:
-    """Return the capacity of a pool by default: at most a quarter of the descriptors that this
-    process may open, since the rest is for other uses."""
+    """Return the default capacity of a pool: at most a quarter of the descriptors that this process
+    may open, since the rest is for other uses."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return _MAX_DESCRIPTORS
@@ -42,15 +42,15 @@ def default_capacity() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Descriptor:
-    """An open file of a pool, and the context of each of its loans. It is a class, since a
-    generator's context takes several times as long, which shows when reads are small."""
+    """An open file of a pool, and the context manager of each of its loans. A context manager made
+    from a generator is several times slower, which matters when reads are small."""
 
     pool: DescriptorPool
     fd: int
     holders: int = 0
     """The number of loans that have not ended."""
     is_pooled: bool = True
-    """Whether the pool has it; otherwise the end of the last loan closes it."""
+    """Whether the pool holds the descriptor; otherwise it is closed when its last loan ends."""
 
     def __enter__(self) -> int:
         return self.fd
@@ -69,7 +69,8 @@ class _Descriptor:
 
 
 class DescriptorPool:
-    """Read-only descriptors by path and file, the least recently used closed first.
+    """A pool of read-only descriptors by path and file, which closes the least recently used ones
+    first.
 
     Args:
         capacity: the number of descriptors that are kept open.
@@ -108,13 +109,14 @@ class DescriptorPool:
         self._lock = threading.Lock()
 
     def borrow(self, path: str, opened: OpenedFiles) -> AbstractContextManager[int]:
-        """Borrow a descriptor of the file at `path`, until the end of the context,
-        which must be entered.
+        """Return a context manager that lends a descriptor of the file at `path`. It must be
+        entered.
 
         Args:
             opened: the files that the caller has opened before; the one at `path` is added.
 
-        Raises: OSError if the file cannot be opened, with ESTALE if it is not the one in `opened`.
+        Raises: OSError if the file cannot be opened, with ESTALE if it is not the one in
+            `opened`.
         """
         identity = opened.get(path)
         if identity is not None:
@@ -154,7 +156,7 @@ class DescriptorPool:
 
 
 def identity_of(state: os.stat_result) -> FileIdentity:
-    """Return the identity of the file that a state describes."""
+    """Return the identity of a file, given its stat result."""
     return state.st_dev, state.st_ino
 
 

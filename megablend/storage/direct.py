@@ -1,5 +1,5 @@
-"""Reading ranges of local files without the page cache (O_DIRECT): this evicts nothing from the
-cache, and saves a copy.
+"""Read ranges of local files without the page cache (O_DIRECT), which evicts nothing from the cache
+and saves a copy.
 
 The system requires that offset, size and memory are multiples of ALIGNMENT, so each range is
 extended to such boundaries. Small reads, such as those of footers, use the page cache as usual.
@@ -32,7 +32,7 @@ ALIGNMENT = 4096
 
 
 class DirectStorage(LocalStorage):
-    """Local files; reads of several ranges do not use the page cache."""
+    """A storage of local files that reads several ranges without the page cache."""
 
     __slots__ = ()
 
@@ -89,8 +89,8 @@ def _direct_error(path: str, error: OSError, opened: Container[str]) -> DataErro
 
 
 def _read_to_end(fd: int, offset: int, memory: memoryview) -> int:
-    """Read a file from `offset` on until `memory` is full or the file ends, at which a read is not
-    aligned. Returns: the number of bytes that were read."""
+    """Read a file from `offset` on until `memory` is full or the file ends, which may be at an
+    unaligned offset. Returns: the number of bytes that were read."""
     num_bytes = 0
     while num_bytes < len(memory) and num_bytes % ALIGNMENT == 0:
         more_bytes = os.preadv(fd, [memory[num_bytes:]], offset + num_bytes)

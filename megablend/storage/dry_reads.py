@@ -1,6 +1,6 @@
 """A dry run of indexing: the code of the formats runs on a storage that counts requests and bytes.
-Only parts that describe a file are read, such as its footer, since they decide what is read next;
-of data it is enough to know how much would be read.
+Only parts that describe a file, such as its footer, are read, since they decide what is read next;
+reads of data are only counted.
 """
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ class DryStorage(PrefetchedStorage):
             self._count(*self._find_missing(path, offsets, sizes))
 
     def _count(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Count the requests that read ranges, which may be joined or cut."""
+        """Count the requests that read ranges, which may be merged or split."""
         self.requests += len(plan_requests(offsets, sizes, np.cumsum(sizes) - sizes))
         self.bytes += int(sizes.sum())

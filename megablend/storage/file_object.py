@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class FileObject(io.RawIOBase):
-    """Reads a file of known size.
+    """A readable file object of a known size.
 
     Args:
         size: the size of the file, in bytes.

@@ -1,4 +1,4 @@
-"""Tables of files: what a listing says of a million files, as a few arrays instead of objects."""
+"""Tables of files: a listing of a million files as a few arrays, instead of a million objects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Texts(NamedTuple):
     """A column of texts, each a part of the same bytes."""
 
     letters: Uint8s
-    """The bytes: UTF-8, in which surrogates are encoded like other characters."""
+    """The bytes of all texts: UTF-8, in which surrogates are encoded like other characters."""
     begins: Int64s
-    """Where each text begins in them: int64 [n]."""
+    """The offset at which each text begins: int64 [n]."""
     stops: Int64s
-    """Where each text ends in them: int64 [n]."""
+    """The offset at which each text ends: int64 [n]."""
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
-        """Make a column of texts."""
+        """Return a column of the given texts."""
         builder = TextsBuilder()
         for text in texts:
             builder.append(text)
@@ -76,7 +76,7 @@ class Texts(NamedTuple):
         """Return the rows of texts that contain bytes of a kind: int64, ascending.
 
         Args:
-            mark: returns which of some bytes are of this kind, given also the byte before each.
+            mark: returns which bytes are of this kind, given the bytes and the byte before each.
         """
         places = [np.empty(0, np.int64)]
         last = np.zeros(1, np.uint8)
@@ -91,7 +91,7 @@ class Texts(NamedTuple):
 
 
 class TextsBuilder:
-    """A column of texts that grows in place, so that no more than the column is in memory."""
+    """Builds a column of texts in place, so that no more than the column is in memory."""
 
     def __init__(self) -> None:
         self._letters = bytearray()
@@ -112,7 +112,7 @@ class TextsBuilder:
         self._stops.frombytes((texts.stops + place).tobytes())
 
     def build(self) -> Texts:
-        """Return the column; nothing may be added any more."""
+        """Return the column, to which nothing may be added any more."""
         return Texts(
             np.frombuffer(self._letters, np.uint8),
             np.frombuffer(self._begins, np.int64),
@@ -121,13 +121,13 @@ class TextsBuilder:
 
 
 class FileTable(NamedTuple):
-    """Files: a row for each."""
+    """A table of files, with one row for each file."""
 
     paths: Texts
     sizes: Int64s
-    """int64 [n], bytes."""
+    """The size of each file in bytes: int64 [n]."""
     etags: Texts
-    """See `FileStat.etag`."""
+    """The etag of each file; see `FileStat.etag`."""
 
     def take(self, rows: npt.NDArray[Any]) -> FileTable:
         """Return some rows."""
@@ -139,7 +139,7 @@ class TableStorage(Storage, Protocol):
 
     def find_table(self, pattern: str) -> FileTable | None:
         """Return the files that match `pattern`, in any order, and their states; None if `find` and
-        `stat` have to be called instead. No other call takes the states into account.
+        `stat` have to be called instead. Other calls do not use these states.
 
         Raises: the same errors as Storage.find.
         """

@@ -1,11 +1,11 @@
-"""Finding the files that match a pattern, and reporting folders and links that could not be read.
+"""Find the files that match a pattern, and report folders and links that could not be read.
 
 Patterns have the same meaning as in `glob`: `*`, `?` and `[]` within a name, `**` for any number of
 folders, names that begin with a dot only if the pattern has one. Unlike `glob`, nothing is left out
 silently: folders that cannot be listed, dangling links, pipes, sockets and devices are reported.
 Links are followed, but each folder is visited once per part of the pattern, so cyclic links
-terminate. Folders reached through fewer links come first, so a file is known by its own name if the
-pattern matches that.
+terminate. Folders reached through fewer links come first, so a file keeps its own name if the
+pattern matches that name.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _split_at_wildcard(pattern: str) -> tuple[str, list[str]]:
 
 
 def _join(folder: str, name: str) -> str:
-    """Join a path: far faster than pathlib, for hundreds of thousands of files."""
+    """Join a folder and a name, far faster than pathlib does, since there may be hundreds of
+    thousands of files."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
@@ -101,18 +102,18 @@ class _Folder(NamedTuple):
     real: str
     """The path with all links resolved."""
     wanted: set[int]
-    """The numbers of the parts of the pattern that names in the folder are matched with."""
+    """The numbers of the parts of the pattern that are matched with names in the folder."""
 
     def enter(self, name: str) -> tuple[str, str]:
-        """Return the path and the real path of a name in this folder that is no link."""
+        """Return the path and the real path of a name in this folder that is not a link."""
         path = _join(self.path, name)
         # One string where there are no links: strings are most of the memory of a listing
         return path, path if self.path == self.real else _join(self.real, name)
 
 
 class _Walk:
-    """A walk through folders, in each of which names are matched with some parts of the pattern.
-    Parts are given by their numbers."""
+    """A walk through folders, which matches the names in each with some parts of the pattern. Parts
+    are given by their numbers."""
 
     def __init__(self, parts: list[str]) -> None:
         self.files: list[Match] = []
@@ -224,7 +225,7 @@ class _Walk:
             self.unreadable[path] = SPECIAL
 
     def _push(self, links: int, path: str, real: str, matched: set[int]) -> None:
-        """Continue in a folder, with the parts after those that its name matched."""
+        """Add a folder to the queue, with the parts after those that its name matched."""
         matches_as_file = self.last in matched & self._wild
         if matches_as_file and not matched & self._any_folders:
             self.folders.append(path)

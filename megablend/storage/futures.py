@@ -1,4 +1,4 @@
-"""Helpers for futures: from synchronous calls, and combined from other futures."""
+"""Create futures from synchronous calls, and combine futures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def fail_now(error: Exception) -> Future[Any]:
 
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
-    """Return a future of `make` applied to the results of all futures, or of the first exception.
-    Cancelling that future cancels all of them.
+    """Return a future with the result of `make`, applied to the results of all futures, or with the
+    first exception. Cancelling it cancels all of them.
 
     `make` is called by the thread that completes the last future, or by this thread if all are
     done.
@@ -42,7 +42,7 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
     lock = threading.Lock()
 
     def finish() -> None:
-        """Give `gathered` its result; all futures are done."""
+        """Set the result of `gathered`, since all futures are done."""
         try:
             if gathered.set_running_or_notify_cancel():
                 gathered.set_result(make([future.result() for future in waited]))

@@ -1,8 +1,8 @@
 """The two ends of a file, its head and its tail, which a storage may read along with the file's
-state: they say where everything else is in the file.
+state, since they say where everything else in the file is.
 
-Code that indexes a file begins with its ends. Over a network they take no round of requests of their
-own if they are requested together with the state, before the size of the file is known.
+Code that indexes a file begins with its ends. Over a network this takes no additional round trip if
+the ends are requested together with the state, before the size of the file is known.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, TypeGuard
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 4 << 10
-"""Bytes that are read of a file's head."""
+"""The number of bytes that are read from a file's head."""
 TAIL_BYTES = 64 << 10
-"""Bytes that are read of a file's tail: most footers fit into them."""
+"""The number of bytes that are read from a file's tail, which most footers fit into."""
 _MIN_BYTES = 2 << 10
 """The size below which ends are not shortened to make room for the ends of further files."""
 
@@ -63,10 +63,10 @@ class HeadAndTailStorage(Storage, Protocol):
 
 
 class KeptHeadsAndTails:
-    """The ends of files by path, within a limit of memory. Safe between threads."""
+    """Keeps the ends of files by path, within a memory limit. Thread-safe."""
 
     max_bytes = 32 << 20
-    """The limit of bytes for all files: the more files there are, the less is kept of each."""
+    """The limit in bytes for all files: the more files there are, the less is kept of each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class KeptHeadsAndTails:
         self._max_end_bytes = TAIL_BYTES
         """The most bytes that are kept of each head and of each tail."""
         self._is_full = False
-        """Whether the ends that came last had no room."""
+        """Whether there was no room for the latest ends."""
 
     @property
     def tail_bytes(self) -> int:
@@ -106,7 +106,7 @@ class KeptHeadsAndTails:
                 self._bytes += ends.num_bytes
 
     def remove(self, path: str) -> None:
-        """Forget the ends of a file, which has another version now."""
+        """Forget the ends of a file that has changed."""
         if path in self._ends:
             with self._lock:
                 ends = self._ends.pop(path, None)

@@ -1,4 +1,5 @@
-"""Hints to a storage that keeps copies: which bytes will be needed, when, and which are wrong."""
+"""Hints to a storage that keeps copies: which bytes will be needed and when, and which are
+wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Filled(NamedTuple):
     """Bytes fetched from other nodes."""
 
     def plus(self, other: Filled) -> Filled:
-        """Return the sums of both."""
+        """Return the sum of both, field by field."""
         return Filled(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -44,8 +45,8 @@ class HintedStorage(Storage, Protocol):
     """A storage that keeps copies of what it has read."""
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
-        """Announce the ranges that a reader of this process will read, instead of those announced
-        for it before; without ranges, it will read nothing more. Raises: the same errors as
+        """Announce the ranges that a reader of this process will read, in place of those announced
+        for it before. Without ranges, the reader will read nothing more. Raises: the same errors as
         Storage.stat."""
         ...
 

@@ -33,8 +33,8 @@ from megablend.system import count_cpus
 from megablend.system.failures import cause_of, read_remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
-"""The size from which a read is first checked against the file's size: a read allocates the
-requested bytes, which a damaged offset makes very many."""
+"""The size from which a read is first checked against the file's size: memory is allocated for all
+requested bytes, which a damaged offset can make very many."""
 MAX_READS = 8
 """The number of reads in flight above which no disk gets faster. Reads through the page cache also
 copy bytes, so LIMITS has at most one per CPU: more would only take memory."""
@@ -50,7 +50,7 @@ LIMITS = ReadLimits(
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """Files named by plain paths: thread-safe, picklable, usable after a fork.
+    """A storage of files named by plain paths: thread-safe, picklable, usable after a fork.
 
     It reads the file that it opened first at each path. Another file that replaces it is an error,
     until `find` returns the path.
@@ -58,7 +58,7 @@ class LocalStorage:
 
     pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
     direct_pool: DescriptorPool = field(default_factory=partial(shared_pool, "direct"))
-    """Descriptors without the page cache; see `storage.direct`."""
+    """Descriptors that bypass the page cache; see `storage.direct`."""
     opened: OpenedFiles = field(default_factory=dict, compare=False, repr=False)
     """The file that was opened first at each path, which is the one that is read."""
 
@@ -100,8 +100,8 @@ class LocalStorage:
     def stat(self, path: str) -> FileStat:
         """See Storage.stat.
 
-        Raises: MissingFileError; ChangedFileError if it replaced the file that is being read;
-            DataError if it is not a file or cannot be accessed.
+        Raises: MissingFileError; ChangedFileError if another file has replaced the one that is
+            being read; DataError if the path is not a file or cannot be accessed.
         """
         state = _stat_file(path, self.opened)
         if self.opened:
@@ -128,9 +128,9 @@ class LocalStorage:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read.
 
-        Raises: MissingFileError; ChangedFileError if `path` refers to a different file from before,
-            without a `find` in between; CorruptFileError if the file ends before the range does;
-            DataError if the file cannot be read.
+        Raises: MissingFileError; ChangedFileError if `path` refers to a different file than before,
+            and `find` was not called in between; CorruptFileError if the file ends before the range
+            does; DataError if the file cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
@@ -200,10 +200,7 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
         raise data_error(path, error, opened) from error
     if not stat.S_ISREG(state.st_mode):
         found = "a folder, not a regular file" if stat.S_ISDIR(state.st_mode) else SPECIAL
-        raise DataError(
-            path,
-            f"is {found}: put the file back in its place, or leave it out of the config",
-        )
+        raise DataError(path, f"is {found}; restore the file, or remove it from the config")
     return state
 
 
@@ -215,8 +212,8 @@ def file_stat(state: os.stat_result) -> FileStat:
 
 
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
-    """Read ranges into `out`; complete here a read that stopped early (at 2 GiB on Linux, or at a
-    signal)."""
+    """Read ranges into `out`, completing reads that stopped early (at 2 GiB on Linux, or because of
+    a signal)."""
     # Announcing a single range gains nothing, and disables the system's own read-ahead
     for i in fill_ranges(fd, offsets, sizes, begins, len(offsets) > 1, out):
         begin = int(begins[i])
@@ -244,7 +241,7 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
     requested."""
     return CorruptFileError(
         path,
-        f"truncated: {size} bytes expected here, but the file ends at byte {found}; restore it",
+        f"truncated: expected {size} bytes here, but the file ends at byte {found}; restore the file",
         offset=offset,
     )
 

@@ -1,6 +1,6 @@
 """Locations of data files, as strings: plain paths, and `scheme://` locations of other storages.
 
-Plain paths are normalised as `pathlib` does it. What follows `scheme://` is not normalised, since
+Plain paths are normalised as `pathlib` does it. The part after `scheme://` is not normalised, since
 keys of object stores may have empty or dotted parts; `scheme://` itself is the root of all
 locations with this scheme.
 """
@@ -147,8 +147,8 @@ def _split(location: str) -> tuple[str, list[str]]:
 
 
 def _relative_path(path: str, folder: str) -> str:
-    """Return the part of a plain path after the folder that contains it. Much faster than relpath,
-    which is left the paths that are not in normal form or not in the folder."""
+    """Return the part of a plain path after the folder that contains it. Much faster than
+    os.path.relpath, which is called only for paths that are not normalised or not in the folder."""
     inside = path[len(folder) + 1 :]
     if (
         path.startswith(f"{folder}/")

@@ -1,4 +1,4 @@
-"""The settings of a mirror, a folder on each node that keeps the bytes that were read of remote
+"""The settings of a mirror, a folder on each node that keeps the bytes that were read from remote
 files."""
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class MirrorOptions(Settings):
     size: MirrorSize | None = None
     """Bytes that the folder may take, LEAST_SIZE or more; None for all that `reserve` leaves."""
     reserve: Annotated[int, BeforeValidator(partial(parse_size, minimum=0))] | None = None
-    """Bytes of the file system that are left to others; None for a twentieth of it."""
+    """Bytes of the file system that are left free for other uses; None for a twentieth of its
+    size."""
     prefixes: Prefixes = REMOTE_PREFIXES
     """URL prefixes, and mounted folders, whose files are kept. Nothing else is ever fetched."""
     patience: Seconds = 20.0
@@ -107,16 +108,16 @@ class MirrorOptions(Settings):
     secret_file: LocalPath | None = None
     """A file with the secret that all nodes share, by which they sign their messages."""
     tls: Tls | None = None
-    """The certificates of nodes that talk by TLS; None for no TLS."""
+    """The certificates for TLS between nodes; None for no TLS."""
     insecure: bool = False
-    """Whether nodes may talk without `secret_file` and `tls` even over addresses that are not this
-    machine's own."""
+    """Whether nodes may communicate without `secret_file` and `tls` even over addresses that are
+    not this machine's own."""
     max_peer_rate: Rate | None = None
     """Limit of the bytes per second that this node sends to others."""
 
     @model_validator(mode="after")
     def _check_cluster(self) -> MirrorOptions:
-        """Check that the settings of several nodes go together. Raises: ValueError."""
+        """Check that the settings of several nodes are consistent. Raises: ValueError."""
         nodes = self.nodes
         for name, default in CLUSTER_DEFAULTS.items():
             value = getattr(self, name)
@@ -149,9 +150,9 @@ class MirrorOptions(Settings):
 
     def find_refusal(self, location: str) -> str:
         """Return the reason why a node process may not fetch a location that a client requests, and
-        what to do, in two lines; "" if it may. It may fetch locations below a prefix, but none with `..`, `?` or a NUL in its
-        path, no symbolic link that leads outside the prefixes, and no URL with a loopback,
-        link-local or local host, unless a prefix names that host."""
+        the remedy on a second line; "" if it may. It may fetch locations below a prefix, except
+        paths with `..`, `?` or a NUL, symbolic links that lead outside the prefixes, and URLs with
+        a loopback, link-local or local host that no prefix names."""
         prefixes = [prefix for prefix in self.prefixes if has_prefix(location, prefix)]
         path = location.partition("://")[2] or location
         remedy = f"add a prefix of it to `mirror.prefixes` on this node, which lists {', '.join(self.prefixes)}"
@@ -160,7 +161,7 @@ class MirrorOptions(Settings):
         if "\0" in location or ".." in path.split("/") or "?" in location:
             return (
                 "has `..`, `?` or a NUL in its path, which a mirror does not fetch\n"
-                "give the file another name at its source, or leave it out by a pattern"
+                "rename the file at its source, or exclude it by the pattern"
             )
         if not find_scheme(location):
             real = os.path.realpath(location)
@@ -172,8 +173,8 @@ class MirrorOptions(Settings):
         return ""
 
     def alone(self) -> MirrorOptions:
-        """Return the settings of the same folder without the other nodes: for commands, which do
-        not wait for these."""
+        """Return the settings of the same folder without the other nodes, for commands, which do
+        not wait for other nodes."""
         return self.model_copy(update=CLUSTER_DEFAULTS)
 
     def as_json(self) -> dict[str, Any]:
@@ -211,7 +212,7 @@ _PATHS = {"folder", "token_file", "secret_file", "password_file", "certificate",
 
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
-    """Return the same options with all paths in them made absolute, from `base` on."""
+    """Return the same options with all paths in them made absolute, relative to `base`."""
     absolute = _make_paths_absolute(options, base)
     prefixes = (
         prefix if find_scheme(prefix) else _make_absolute(prefix, base)
@@ -224,7 +225,8 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
 
 
 def _make_paths_absolute(options: S, base: Path) -> S:
-    """Return the same options with those of _PATHS made absolute, also within inner options."""
+    """Return the same options with the fields in _PATHS made absolute, including those of nested
+    options."""
     update = dict[str, Any]()
     for name, value in options:
         if isinstance(value, Settings):

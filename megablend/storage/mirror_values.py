@@ -1,4 +1,4 @@
-"""Values of the settings of a mirror: how each is written, and what it becomes."""
+"""Parse the values of a mirror's settings."""
 
 from __future__ import annotations
 

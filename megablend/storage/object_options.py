@@ -1,6 +1,7 @@
-"""Options of object stores by URL prefix: for each option the longest matching prefix decides. Their
-pickles leave out the queries of URLs, which are secrets, unless they go to a process of this
-program. `store_options` reads them; it needs pydantic, which takes a tenth of a second to import."""
+"""Options of object stores by URL prefix: for each option the longest matching prefix decides. The
+queries of URLs, which are secrets, are left out when the options are pickled, unless the pickle
+goes to a process of this program. `store_options` parses the options; it needs pydantic, which
+takes a tenth of a second to import."""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ class ObjectOptions:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
-        """Return the schema by which a config takes these options as they are."""
+        """Return the schema with which a config accepts these options unchanged."""
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls)
 
     def alone(self) -> ObjectOptions:
-        """Return the same options with this node's mirror alone: for commands, which read little,
+        """Return the same options with this node's mirror alone, for commands, which read little
         and do not wait for other nodes."""
         if self.mirror is None:
             return self
@@ -60,8 +61,8 @@ class ObjectOptions:
 
 @contextlib.contextmanager
 def carrying_queries() -> Iterator[None]:
-    """Keep the queries of URLs in the pickles that this thread makes, which go to a process of this
-    program through memory alone."""
+    """Keep the queries of URLs in the pickles that this thread makes, which are sent to a process
+    of this program and stored nowhere."""
     _pickling.carries_queries = True
     try:
         yield
@@ -70,8 +71,8 @@ def carrying_queries() -> Iterator[None]:
 
 
 def _is_starting_process() -> bool:
-    """Return whether the pickle that is being made goes to a process that is being started, and
-    nowhere else, as multiprocessing or `carrying_queries` says."""
+    """Return whether the pickle that is being made is only sent to a process that is being started,
+    according to multiprocessing or `carrying_queries`."""
     return multiprocessing.context.get_spawning_popen() is not None or getattr(
         _pickling, "carries_queries", False
     )

@@ -1,4 +1,4 @@
-"""Mapping a function over items with several threads, so that many reads are in flight."""
+"""Map a function over items with several threads, so that many reads are in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCH_ITEMS = 32
 """The number of items that a thread takes at once: handing them out one by one costs more than
 reading small files from memory."""
 _WAIT_FACTOR = 2
-"""A batch that takes more than its processor time multiplied by this has waited for files."""
+"""A batch whose elapsed time exceeds its processor time multiplied by this has waited for files."""
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
@@ -42,7 +42,8 @@ def map_waiting(
     """Apply `work`, which reads files, to each item: in the calling thread until a read blocks,
     from then on with `in_flight` threads.
 
-    If files are in the page cache, threads would only wait for Python's lock. Results are in order.
+    If the files are in the page cache, more threads would only wait for Python's lock. Results are
+    in order.
     """
     # The first batch is a single item, since a read that has to wait may take a long time
     bounds = [0, *range(1, len(items), _BATCH_ITEMS), len(items)]

@@ -1,10 +1,10 @@
-"""Ranges of files that are requested together,
-before the code that needs them reads one after the other.
+"""Ranges of files that are requested together, before the code that needs them reads them one by
+one.
 
-Code that indexes a file reads small ranges in turn: a footer, then what the footer refers
-to. On a local disk that costs nothing; over a network each read waits for a round trip.
-Such code announces what it will read as soon as that is known (`request_ranges`), and then
-reads as it does on a local disk.
+Code that indexes a file reads small ranges one by one: a footer, then what the footer refers to. On
+a local disk that costs nothing; over a network each read waits for a round trip. Such code
+announces what it will read as soon as that is known (`request_ranges`), and then reads as it does
+on a local disk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Requested(NamedTuple):
     start: int
     stop: int
     read: Future[tuple[Bytes, Int64s]]
-    """The read of all ranges that were requested together: their bytes, and the begin of each."""
+    """The read of all ranges that were requested together: their bytes, and the start of each."""
     number: int
     """The number of this range among them."""
 
@@ -65,7 +65,7 @@ class PrefetchedStorage(WrapperStorage):
         super().__init__(inner)
         self._reads = reads or RequestedReads()
         self._small: dict[str, list[_Requested]] = {}
-        """The small ranges of each file, sorted by their first byte: they are many."""
+        """The small ranges of each file, of which there may be many, sorted by their first byte."""
         self._large: list[_Requested] = []
         """The large ranges of all files."""
         self._is_streaming = False
@@ -168,8 +168,8 @@ class PrefetchedStorage(WrapperStorage):
         return read
 
     def request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Requested]:
-        """Request, all at the same time, those of the ranges, arrays of int64 [n], or parts of
-        them, that are not yet requested. Reads that need a range raise its errors.
+        """Request ranges, or the parts of them that have not been requested yet, all at the same
+        time. Errors are raised by the reads that need a range.
 
         Returns: the ranges that were requested.
         """
@@ -200,13 +200,13 @@ class PrefetchedStorage(WrapperStorage):
         return starts, stops - starts
 
     def _list_of(self, requested: _Requested) -> list[_Requested]:
-        """Return the list that has, or gets, a requested range."""
+        """Return the list that a requested range belongs to."""
         is_large = requested.stop - requested.start >= _LARGE_BYTES
         return self._large if is_large else self._small_of(requested.path)
 
     def _small_of(self, path: str) -> list[_Requested]:
-        """Return the small ranges of a file, sorted by their first byte: at first the ends that
-        `inner` has read along with the file's state."""
+        """Return the small ranges of a file, sorted by their first byte. At first these are the
+        ends that `inner` has read along with the file's state."""
         if path not in self._small:
             ends = get_ends(self.inner, path)
             known = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
@@ -276,7 +276,7 @@ def is_prefetched(storage: Storage) -> bool:
 
 
 def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
-    """See PrefetchedStorage.is_requested; False in any other storage."""
+    """See PrefetchedStorage.is_requested; False for any other storage."""
     return isinstance(storage, PrefetchedStorage) and storage.is_requested(path, offset, size)
 
 

@@ -1,5 +1,5 @@
-"""Ranges of bytes in files: requested, fetched, and merged into larger reads. Nothing is read
-here."""
+"""Ranges of bytes in files, as they are requested, fetched and merged into larger reads. This
+module reads nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FetchedRanges:
     buffer_of: Int64s
     """The number of the buffer that contains each range: int64 [n]."""
     begins: Int64s
-    """The begin of each range in its buffer: int64 [n], bytes."""
+    """The start of each range in its buffer: int64 [n], bytes."""
 
     def __getitem__(self, i: int) -> Bytes:
         """Return the bytes of range i, without a copy: uint8 [size]."""

@@ -129,8 +129,8 @@ def _make_objects(options: StorageOptions) -> Storage:
 
 
 def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:
-    """Put a mirror in front of a storage. The room of mirrors is above this one, so it is imported
-    by name, and only if there is a mirror."""
+    """Put a mirror in front of a storage. `mirror` is a layer above this one, so it is imported by
+    name, and only if there is a mirror."""
     ranks = importlib.import_module("megablend.mirror.rank.mirror_storage")
     read_through: Storage = ranks.MirrorStorage(storage, mirror, options.objects)
     return read_through

@@ -1,5 +1,5 @@
-"""The reads that the threads of a process have requested from storages: they can be cancelled
-together, and are within a limit of memory."""
+"""The reads that the threads of a process have requested from storages, which can be cancelled
+together and share a memory limit."""
 
 from __future__ import annotations
 

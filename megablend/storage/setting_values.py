@@ -30,7 +30,7 @@ def parse_text(value: object) -> str:
 
 
 def parse_local_path(value: object) -> str:
-    """Parse a path on this machine, which stays as it was written."""
+    """Parse a path on this machine, which is returned unchanged."""
     path = parse_text(value)
     if find_scheme(path):
         raise ValueError(f"found {value!r}, expected a path on this machine, without a scheme")

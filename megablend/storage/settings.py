@@ -1,4 +1,4 @@
-"""Settings that a user writes under `storage`: what they have in common, and the types of their
+"""The base class of the settings that a user writes under `storage`, and the types of their
 values."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from megablend.storage.setting_values import (
 
 
 class Settings(BaseModel):
-    """Settings by name: frozen, hashable, without unknown names. Those that are None by default may
-    be written as None."""
+    """The base class of settings by name: frozen, hashable, and without unknown names. Settings
+    that are None by default may be written as None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
     expected: ClassVar[str]
-    """What may stand in the place of these settings, for messages."""
+    """What is expected in place of a value that is not such settings, for messages."""
 
 
 S = TypeVar("S", bound=Settings)

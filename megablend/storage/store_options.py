@@ -1,4 +1,4 @@
-"""The settings of a store, and how a config's `storage` is read."""
+"""The settings of a store, and the parser of a config's `storage`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _parse_store(prefix: str, settings: object) -> tuple[tuple[str, Any], ...]:
 
 def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
     """Return the same options with all paths in them (`ca_file`, and the mirror's) made absolute,
-    from `base` on."""
+    relative to `base`."""
 
     def absolute(name: str, value: Any) -> Any:
         return str(base / Path(value).expanduser()) if name == "ca_file" else value

@@ -24,8 +24,8 @@ class RequestCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """The requests to object stores that will be made, at least and at most; both are equal if the
-    number is known exactly."""
+    """Bounds of the requests to object stores that will be made; both are equal if the number is
+    known exactly."""
 
     requests: int = 0
     bytes: int = 0

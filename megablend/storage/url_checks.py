@@ -1,4 +1,4 @@
-"""Checks of URLs, and of the parts that URLs are made of, before a client gets them."""
+"""Checks of URLs, and of the parts of URLs, before they are passed to a client."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from megablend.errors import ConfigError
 _ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>[0-9]{1,5}))?"
 _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
-"""The begin of a parameter in the query of a signed URL."""
+"""The beginning of a parameter in the query of a signed URL."""
 _USER = re.compile(r"(?is)(?<=\b(s3|gs|az)://)([^/?#:]*:.*|[^/?#]*)@")
 """A user or a password before the bucket; a password, unlike a bucket, may have any character."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def check_secrets(location: str) -> None:
-    """Refuse a URL with the scheme of a store that is signed, or has a user or a password.
-    Raises: ConfigError, without what is secret."""
+    """Refuse a URL of an object store that is signed, or has a user or a password. Raises:
+    ConfigError, which does not show the secret."""
     plain, _, query = location.partition("?")
     if _USER.search(location) is not None:
         shown = _USER.sub("...@", location).partition("?")[0]
         raise ConfigError(
-            f"found {shown} with a user or password, expected a bucket alone: credentials come from the "
-            "environment"
+            f"found {shown} with a user or password, expected only a bucket; set the credentials in the environment"
         )
     if _SIGNATURE.search(query) is not None:
         raise ConfigError(
-            f"found {plain}?... with a signature, expected a key without one: credentials come from the environment; a signed "
-            "URL begins with https://"
+            f"found {plain}?... with a signature, expected a key without one; set the credentials in the environment, or use a "
+            "signed URL that begins with https://"
         )
 
 
 def is_server_url(url: str) -> bool:
     """Return whether a text is the URL of a server, with or without a port and a path. The client
-    of object stores panics at any other text."""
+    of object stores panics on any other text."""
     found = _SERVER.fullmatch(url)
     if found is None:
         return False

@@ -1,8 +1,8 @@
-"""Cancelling the waits of a group of threads, such as for a file's first request to a source that
-does not respond.
+"""Cancel the waits of a group of threads, such as for a file's first request to a source that does
+not respond.
 
 A thread that reads synchronously from an object store waits as long as its request is retried, even
-when whoever started the thread no longer needs the result.
+if its result is no longer needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Waits:
         self._process = os.getpid()
 
     def enter(self) -> None:
-        """Include the calling thread from now on, until it ends."""
+        """Include the calling thread from now on, until it exits."""
         _current.waits = self
 
     def cancel(self) -> None:

@@ -1,5 +1,5 @@
-"""Storages in front of others: one that chooses among several, and one around another,
-from which caches and meters derive."""
+"""Storages that pass calls on to others: one that chooses among several, and one that wraps
+another, from which caches and meters derive."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class WrapperStorage(RoutingStorage):
 
     def for_reading(self) -> Storage:
         """See Storage.for_reading. The view has another `inner`, and shares all other attributes
-        with this object: a count of one is a count of both."""
+        with this object, so that both have the same counts."""
         view = copy(self)
         view.__dict__ = self.__dict__
         view.inner = self.inner.for_reading()

@@ -1,4 +1,4 @@
-"""Running checks in threads and in a forked process, for contract suites."""
+"""Run checks in threads and in a forked process, for contract suites."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 
 def run_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """Run `work` with the numbers of `count` threads, and wait for them for at most a minute
-    each."""
+    """Run `work` in `count` threads, each with its number, and wait at most a minute for each."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -18,7 +17,7 @@ def run_threads(work: Callable[[int], None], count: int = 4) -> None:
 
 
 def succeeds_in_a_fork(check: Callable[[], bool]) -> bool:
-    """Whether a check returns True in a forked child."""
+    """Return whether a check returns True in a forked child."""
     child = os.fork()
     if not child:
         status = 1

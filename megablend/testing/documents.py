@@ -1,4 +1,4 @@
-"""Documents that contract suites write to files, and what comes back from readers, as lists."""
+"""Documents that contract suites write to files, and functions that list what readers return."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from megablend.formats.fetch import read_blocks
 from megablend.storage.base import Storage
 
 Documents: TypeAlias = Sequence[Sequence[int] | None]
-"""Tokens of each document; None is a null document, which formats without null values store as an
-empty one."""
+"""The tokens of each document. None is a null document, which formats without null values store as
+an empty one."""
 
 
 def _draw_mixed() -> Documents:
@@ -61,8 +61,8 @@ def list_pieces(
 
 
 def join_pieces(index: FileIndex, pieces: list[list[list[int]]]) -> Iterator[list[int]]:
-    """Join the pieces of all blocks of a file to its documents, by the blocks' flags, with which
-    their rows must agree."""
+    """Yield the documents of a file, joined from the pieces of all its blocks. Checks that the rows
+    of each block agree with its flags."""
     document: list[int] | None = None
     for block, parts in zip(index.blocks, pieces, strict=True):
         assert bool(block["flags"] & STARTS_MID_DOCUMENT) == (document is not None)

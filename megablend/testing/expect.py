@@ -1,5 +1,4 @@
-"""Expecting errors, for contract suites: without pytest, which is not a dependency of the
-package."""
+"""Expect errors in contract suites, without pytest, which is not a dependency of the package."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable
 
 
 def raises(error: type[Exception], call: Callable[..., object], *arguments: object) -> bool:
-    """Whether a call raises an error of that type."""
+    """Return whether a call raises an error of the given type."""
     try:
         call(*arguments)
     except error:
@@ -19,10 +18,10 @@ def raises(error: type[Exception], call: Callable[..., object], *arguments: obje
 def expect_error(
     error: type[Exception], pattern: str, call: Callable[..., object], *arguments: object
 ) -> None:
-    """Require that a call raises an error of that type whose message contains a match of the
+    """Require that a call raises an error of the given type whose message contains a match of a
     regular expression.
 
-    Raises: AssertionError otherwise; other errors of the call as they are.
+    Raises: AssertionError if it does not; errors of other types are passed on.
     """
     try:
         found = call(*arguments)

@@ -1,5 +1,5 @@
-"""The second half of the contract of formats: files that are not what was indexed, and requests
-that do not fit them."""
+"""The second half of the contract of formats: files that differ from what was indexed, and invalid
+requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from megablend.testing.format_files import FormatFiles
 
 
 class FormatFailures(FormatFiles):
-    """Tests that each kind of bad file raises its error, which names the file."""
+    """Tests that each kind of bad file raises the right error, which names the file."""
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """Indexing and opening fail if any file that belongs to the path is missing."""
@@ -39,8 +39,8 @@ class FormatFailures(FormatFiles):
             hidden.rename(name)
 
     def test_a_truncated_file(self, tmp_path: Path) -> None:
-        """Opening fails if any file that belongs to the path was cut after it was indexed; indexing
-        fails if its content shows that it was cut."""
+        """Opening fails if any file that belongs to the path was truncated after it was indexed;
+        indexing fails if a file's content shows that it was truncated."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
@@ -56,8 +56,8 @@ class FormatFailures(FormatFiles):
             Path(name).write_bytes(whole)
 
     def test_a_file_that_was_replaced_or_grew(self, tmp_path: Path) -> None:
-        """Opening a file that is not the one that was indexed fails: its reader would return other
-        tokens."""
+        """Opening fails if the file is not the one that was indexed, since its reader would return
+        other tokens."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
@@ -75,7 +75,8 @@ class FormatFailures(FormatFiles):
         )
 
     def test_a_file_that_is_cut_under_its_reader(self, tmp_path: Path) -> None:
-        """Reading a file that was cut after it was opened fails, and does not return fewer tokens."""
+        """Reading a file that was truncated after it was opened fails instead of returning fewer
+        tokens."""
         path = self.write_mixed(tmp_path)
         storage = make_storage()
         found = self.index(path)
@@ -125,8 +126,8 @@ class FormatFailures(FormatFiles):
         assert found.tokens == self.index(path).tokens
 
     def test_unknown_options_are_refused(self) -> None:
-        """The error is a ValueError that names the option; the contract's own options are
-        accepted."""
+        """The error for an unknown option is a ValueError that names it; the contract's own options
+        are accepted."""
         self.format.check_options(self.options)
         wrong = {**self.options, "no_such_option": 1}
         expect_error(ValueError, "no_such_option", self.format.check_options, wrong)

@@ -1,4 +1,4 @@
-"""Files of a format under test: written, indexed and opened as the index does it."""
+"""Files of a format under test, which are written, indexed and opened as in a build and a run."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from megablend.testing.documents import MIXED, Documents
 
 
 class FormatFiles:
-    """The part that a subclass of the contract provides, and how the tests use it."""
+    """The attributes and methods that a subclass of the contract provides, and helpers that use
+    them."""
 
     format: Format
-    """The format."""
+    """The format under test."""
     suffix: str
-    """Suffix of the files that `write` writes."""
+    """The suffix of the files that `write` writes."""
     column: str | None = None
     """The column that `write` writes the documents to; None if the format has no columns."""
     options: Mapping[str, OptionValue] = {}
     """The format's options with which files are indexed."""
     separator: tuple[int, ...] = ()
-    """Tokens that each document ends with when it is read, but not when it is written."""
+    """The tokens that each document ends with when it is read, but not when it is written."""
     token_dtype = "int32"
-    """Dtype of the tokens that `write` writes."""
+    """The dtype of the tokens that `write` writes."""
     block_bytes = 256
-    """Block size of the indexes: `MIXED` must become more than three blocks."""
+    """The block size of the indexes, which must divide `MIXED` into more than three blocks."""
     lengths_are_stored = False
-    """Whether documents in a block are found without reading any data."""
+    """Whether the documents of a block can be found without reading its data."""
     truncation_is_visible = True
-    """Whether a file that was cut short before it was ever indexed is recognised by its own
-    content."""
+    """Whether a file's own content shows that it was truncated before it was first indexed."""
     blocks_are_marked = True
     """Whether a block's bytes show that they are a block, so that a wrong offset is recognised."""
 
     def write(self, path: Path, documents: Documents) -> None:
-        """Write documents to a file, and to the other files that belong to `path`
-        if there are any; deterministic."""
+        """Write documents to a file, and to any other files that belong to `path`. The result must
+        be deterministic."""
         raise NotImplementedError
 
     def as_read(self, documents: Documents) -> list[list[int]]:
-        """The documents as the format reads them."""
+        """Return the documents as the format reads them."""
         return [[*(document or []), *self.separator] for document in documents]
 
     def index(
@@ -70,8 +70,8 @@ class FormatFiles:
         *,
         storage: Storage | None = None,
     ) -> BlockReader:
-        """Open an indexed file, which had `size` bytes
-        when it was indexed (None: its present size)."""
+        """Open an indexed file, which had `size` bytes when it was indexed (None for its current
+        size)."""
         storage = storage or make_storage()
         file = OpenedFile(
             size=storage.stat(str(path)).size if size is None else size,
@@ -88,7 +88,7 @@ class FormatFiles:
         return path
 
     def make_spec(self, column: str | None, documents: bool) -> ReadSpec:
-        """The ReadSpec with which a file is indexed."""
+        """Return the ReadSpec with which a file is indexed."""
         return ReadSpec(
             format=self.format.name,
             column=column,

@@ -1,5 +1,5 @@
-"""The first half of the contract of formats: what is written comes back, in any order, from any
-thread or process."""
+"""The first half of the contract of formats: documents that were written are read back, in any
+order, from any thread or process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from megablend.testing.moved import SCHEME, MovedStorage
 
 
 class FormatReading(FormatFiles):
-    """Tests of indexing and reading sound files."""
+    """Tests of indexing and reading valid files."""
 
     def test_documents_come_back(self, tmp_path: Path) -> None:
         """Documents are read as they were written; so are files without documents, and documents
@@ -47,7 +47,7 @@ class FormatReading(FormatFiles):
             assert found.token_dtype == self.token_dtype
 
     def test_the_file_is_recognised(self, tmp_path: Path) -> None:
-        """It is recognised by its suffix and its content; the data file is the first of its
+        """A file is recognised by its suffix and its content; the data file is the first of its
         files."""
         path = self.write_mixed(tmp_path)
         assert path.name.endswith(tuple(self.format.suffixes))
@@ -130,7 +130,7 @@ class FormatReading(FormatFiles):
             assert (joined.rows, joined.tokens) == (whole.rows, whole.tokens), count
 
     def test_blocks_come_in_any_order_and_more_than_once(self, tmp_path: Path) -> None:
-        """Fifty random blocks have the same pieces as in a reading of all blocks; a request for no
+        """Fifty random blocks have the same pieces as when all blocks are read; a request for no
         blocks returns none."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
@@ -160,7 +160,7 @@ class FormatReading(FormatFiles):
         )
 
     def test_decoded_blocks_are_read_only_and_typed(self, tmp_path: Path) -> None:
-        """Arrays of decoded blocks, which readers share, have the declared dtypes, and tokens are
+        """Arrays of decoded blocks, which readers share, have the declared dtypes; tokens are
         read-only."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
@@ -173,8 +173,8 @@ class FormatReading(FormatFiles):
             assert not block.tokens.flags.writeable
 
     def test_bytes_come_from_the_storage_only(self, tmp_path: Path) -> None:
-        """The format opens nothing itself: locations of another storage,
-        without descriptors, give the same."""
+        """The format opens no file itself: it reads the same from another storage, which has no
+        descriptors."""
         path = self.write_mixed(tmp_path)
         moved = MovedStorage(make_storage())
         location = f"{SCHEME}{path}"
@@ -188,7 +188,7 @@ class FormatReading(FormatFiles):
         assert list(join_pieces(found, pieces)) == self.as_read(MIXED)
 
     def test_threads_share_a_reader(self, tmp_path: Path) -> None:
-        """Four threads that read random blocks by one reader get the right pieces."""
+        """Four threads that read random blocks through one reader get the right pieces."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)
@@ -206,7 +206,7 @@ class FormatReading(FormatFiles):
         assert agrees == [True] * 80
 
     def test_a_reader_works_after_a_fork(self, tmp_path: Path) -> None:
-        """A reader works in a forked process, also if its parent has read from it before."""
+        """A reader works in a forked process, even if its parent has read from it before."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)

@@ -17,5 +17,5 @@ from megablend.testing.format_reading import FormatReading
 
 
 class FormatContract(FormatReading, FormatFailures):
-    """Subclass it, set `format`, `suffix` and what differs from the defaults of `FormatFiles`, and
-    override `write`."""
+    """The tests of a format. Subclass this class, set `format`, `suffix` and what differs from the
+    defaults of `FormatFiles`, and override `write`."""

@@ -19,16 +19,16 @@ from megablend.testing.expect import raises
 
 
 class InterleavingContract:
-    """Subclass it, and set `kind`."""
+    """The tests of an interleaving. Subclass this class, and set `kind`."""
 
     kind: InterleavingKind
-    """The interleaving."""
+    """The interleaving under test."""
     examples = 30
-    """Number of random stages per test."""
+    """The number of random stages per test."""
 
     def draw_stages(self, name: str) -> Iterator[tuple[random.Random, StageRequest]]:
-        """Yield a random generator, and stages of one or several sources, some without samples, at
-        a run's start or later."""
+        """Yield pairs of a random generator and a stage: stages of one or several sources, some
+        without samples, at the start of a run or later."""
         for number in range(self.examples):
             rng = random.Random(f"{name} {number}")
             size = rng.randrange(1, 7)
@@ -52,7 +52,8 @@ class InterleavingContract:
             )
 
     def test_totals_are_exact_and_every_ordinal_occurs_once(self) -> None:
-        """The ordinals of each source are counted from the start of the stage."""
+        """Each source has its exact total of samples, and its ordinals, counted from the start of
+        the stage, occur once each."""
         for _, stage in self.draw_stages("once"):
             plan = self.kind.plan(stage)
             assert (plan.num_samples, plan.num_sources) == (stage.num_samples, len(stage.totals))
@@ -62,7 +63,7 @@ class InterleavingContract:
                 assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total)), stage
 
     def test_one_many_and_any_sequence_of_samples_agree(self) -> None:
-        """A plan has no position: earlier calls have no effect."""
+        """A plan has no position, so earlier calls have no effect."""
         for rng, stage in self.draw_stages("many"):
             plan = self.kind.plan(stage)
             walk = [plan.locate(k) for k in range(plan.num_samples)]
@@ -114,7 +115,7 @@ class InterleavingContract:
                         assert found == (first if is_before else None), (stage, before)
 
     def test_nth_samples_agree_with_a_walk(self) -> None:
-        """`nth_sample` gives the samples of a source in the sequence in which they come."""
+        """`nth_sample` returns the samples of a source in the order in which they occur."""
         for _, stage in self.draw_stages("nth"):
             plan = self.kind.plan(stage)
             sources, _ = plan.locate_many(np.arange(plan.num_samples))
@@ -123,7 +124,7 @@ class InterleavingContract:
                 assert found == np.flatnonzero(sources == source).tolist(), (stage, source)
 
     def test_samples_of_is_the_inverse(self) -> None:
-        """`samples_of` gives back every located sample, in any sequence."""
+        """`samples_of` returns every located sample again, in any sequence."""
         for rng, stage in self.draw_stages("inverse"):
             plan = self.kind.plan(stage)
             ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))
@@ -134,7 +135,7 @@ class InterleavingContract:
                     assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
 
     def test_samples_that_do_not_exist_are_refused(self) -> None:
-        """The error is an IndexError; for numbers that are not integers, a TypeError."""
+        """The error is an IndexError, or a TypeError for numbers that are not integers."""
         for _, stage in self.draw_stages("refused"):
             plan = self.kind.plan(stage)
             for k in (-1, plan.num_samples, 10**18, 10**30):

@@ -1,4 +1,4 @@
-"""A storage for tests: local files by locations that nothing else can open."""
+"""A storage for tests, with local files at locations that nothing else can open."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SCHEME = "moved:/"
 
 
 class MovedStorage(WrapperStorage):
-    """`moved://x` is the file `/x` of `inner`. It has no descriptors: everything is read by calls
-    to the storage."""
+    """Serves the file `/x` of `inner` as `moved://x`. It has no descriptors, so everything is read
+    by calls to the storage."""
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""

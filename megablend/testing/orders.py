@@ -19,7 +19,7 @@ from megablend.order.base import Blocks, Order
 from megablend.order.registry import OrderKind
 
 Token = tuple[int, int, int]
-"""(epoch, block, token within the block)"""
+"""The epoch and the block of a token, and its number within the block."""
 
 
 class ListedBlocks:
@@ -34,28 +34,28 @@ class ListedBlocks:
 
     @property
     def documents(self) -> Blocks:
-        """The documents, each as if it were a block."""
+        """Return the documents, each as if it were a block."""
         return ListedBlocks(self._documents)
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens before each of `blocks` int64 [n]."""
+        """Return the number of tokens before each of `blocks`, both int64 [n]."""
         running: Int64s = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.listed)])
         return running[blocks]
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run %
-        num_groups."""
+        """Return the number of tokens of each group, int64 [num_groups]; block b belongs to group b
+        // run % num_groups."""
         totals = np.zeros(num_groups, np.int64)
         for block, size in enumerate(self.listed):
             totals[block // run % num_groups] += size
         return totals
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Do nothing: totals are counted whenever they are needed."""
+        """Do nothing, since totals are counted whenever they are needed."""
 
 
 def list_tokens(order: Order, start: int, stop: int) -> list[Token]:
-    """The tokens of one token range, in order."""
+    """Return the tokens of a token range, in order."""
     rows, *columns = order.spans(np.array([start]), stop - start)
     assert not rows.any(), "spans of a single range have row 0"
     spans = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -66,21 +66,21 @@ def list_tokens(order: Order, start: int, stop: int) -> list[Token]:
 
 
 class OrderContract:
-    """Subclass it, and set `kind`."""
+    """The tests of an order. Subclass this class, and set `kind`."""
 
     kind: OrderKind
-    """The order."""
+    """The order under test."""
     examples = 30
-    """Number of random sources per test."""
+    """The number of random sources per test."""
     max_memory_bytes = 1 << 20
-    """Limit for `memory_bytes` of an order over at most 40 blocks."""
+    """The limit for `memory_bytes` of an order over at most 40 blocks."""
 
     def make(self, sizes: Sequence[int], key: int = 1) -> Order:
-        """The order over blocks of these sizes."""
+        """Return the order over blocks of these sizes."""
         return self.kind.make(ListedBlocks(sizes), key)
 
     def draw_sizes(self, name: str) -> Iterator[tuple[random.Random, list[int]]]:
-        """Yield a random generator, and token counts of blocks, some of which are 0."""
+        """Yield pairs of a random generator and the token counts of blocks, some of which are 0."""
         for number in range(self.examples):
             rng = random.Random(f"{name} {number}")
             sizes = [rng.choice([0, 1, rng.randrange(12)]) for _ in range(rng.randrange(1, 40))]
@@ -113,8 +113,8 @@ class OrderContract:
             )
 
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
-        """The ranges come in any sequence, repeated and overlapping ones included;
-        all of one length, or each of its own."""
+        """Ranges that are located together have the same spans as when they are located one by one.
+        They are in any sequence, may repeat and overlap, and have equal or different lengths."""
         for rng, sizes in self.draw_sizes("many"):
             order = self.make(sizes)
             length = rng.randrange(1, 9)
@@ -174,7 +174,7 @@ class OrderContract:
                 assert [sizes[block] for block in blocks] == stops.tolist()
 
     def test_a_range_longer_than_the_source_spans_epochs(self) -> None:
-        """A range of 7 tokens of a source that has two reads four epochs."""
+        """A range of 7 tokens of a source with two tokens spans four epochs."""
         tokens = list_tokens(self.make([0, 2, 0]), 5, 12)
         assert [epoch for epoch, _, _ in tokens] == [2, 3, 3, 4, 4, 5, 5]
         assert {block for _, block, _ in tokens} == {1}
@@ -187,7 +187,7 @@ class OrderContract:
         assert list_tokens(order, epoch * 24, epoch * 24 + 1)[0][0] == epoch
 
     def test_empty_ranges_have_no_spans(self) -> None:
-        """An empty range has no spans, nor has an empty list of ranges."""
+        """An empty range has no spans, and neither has an empty list of ranges."""
         order = self.make([5, 3])
         assert len(order.spans(np.array([7]), 0).rows) == 0
         assert len(order.spans(np.zeros(0, np.int64), 4).rows) == 0

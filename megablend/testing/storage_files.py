@@ -10,7 +10,7 @@ from megablend.storage.base import Storage
 from megablend.storage.location import join
 
 CONTENT = random.Random(3).randbytes(5 * 4096 + 1234)
-"""Content of every file but the empty one; the file's name follows it."""
+"""The content of every file but the empty one; the file's name is appended to it."""
 NAMES = (
     "t/a.bin",
     "t/b.bin",
@@ -27,27 +27,27 @@ NAMES = (
     "t/empty.bin",
     "tt/x.bin",
 )
-"""Names of the files that each storage must find and read."""
+"""The names of the files that each storage must find and read."""
 A_FILE = "t/a.bin"
 """The file that most tests read."""
 
 
 def make_content(name: str) -> bytes:
-    """The bytes of one of the files."""
+    """Return the content of one of the files."""
     return b"" if name.endswith("empty.bin") else CONTENT + name.encode()
 
 
 class StorageFiles:
-    """The part that a subclass of the contract provides."""
+    """The attributes and methods that a subclass of the contract provides."""
 
     lists_files = True
-    """Whether the storage finds files by patterns; a web server only knows complete names."""
+    """Whether the storage finds files by patterns; a web server knows only complete names."""
     works_after_fork = True
     """Whether a forked process can use the storage of its parent."""
     missing = "no such file"
     """A regular expression for the message about a file that does not exist."""
     names = NAMES
-    """Names of the test files; leave out those that the storage's locations cannot have."""
+    """The names of the test files. Leave out those that the storage's locations cannot have."""
 
     def write_files(self, folder: Path, files: Mapping[str, bytes]) -> str:
         """Store files, which replace those of an earlier call.
@@ -61,11 +61,11 @@ class StorageFiles:
         raise NotImplementedError
 
     def make_storage(self) -> Storage:
-        """A new storage, which finds the files of the last `write_files`."""
+        """Return a new storage, which finds the files of the last `write_files`."""
         raise NotImplementedError
 
     def locate(self, root: str, name: str) -> str:
-        """The location of a file; override it if names are encoded."""
+        """Return the location of a file; override this method if names are encoded."""
         return join(root, name)
 
     def write_all(self, folder: Path) -> str:

@@ -22,7 +22,7 @@ IN_T = (
     "t/q?.bin",
     "t/+&#=;.bin",
 )
-"""Further names that `t/*.bin` matches, in addition to two."""
+"""Most of the names that `t/*.bin` matches."""
 PATTERNS: Mapping[str, Iterable[str]] = {
     "t/*.bin": (*IN_T, "t/'\"<>.bin", "t/empty.bin"),
     "t/a.bin": ["t/a.bin"],
@@ -42,7 +42,7 @@ PATTERNS: Mapping[str, Iterable[str]] = {
     "nothing/*.bin": [],
     "tt/x.bin/*": [],
 }
-"""By pattern, the names that it matches, as on a local disk."""
+"""The names that each pattern matches, as on a local disk."""
 
 
 class StorageFinding(StorageFiles):
@@ -63,7 +63,8 @@ class StorageFinding(StorageFiles):
             assert len({match.real for match in found.files}) == len(expected), pattern
 
     def test_every_name_matches_itself(self, tmp_path: Path) -> None:
-        """A name matches itself as it is, if it exists, and always with its wildcards escaped."""
+        """An existing name matches itself, both as it is and with its wildcards escaped; a missing
+        one does not."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         for name in self.names:
@@ -106,7 +107,7 @@ class StorageFinding(StorageFiles):
                 assert listed.stat(path) == storage.stat(path)
 
     def test_another_process_takes_over_what_is_known(self, tmp_path: Path) -> None:
-        """Facts that a storage knows about files can be pickled, and given to another storage."""
+        """What a storage knows about files can be pickled and given to another storage."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         other = self.make_storage()
@@ -128,8 +129,8 @@ class StorageFinding(StorageFiles):
         expect_error(MissingFileError, pattern, storage.read, path, 0, 1)
 
     def test_a_replaced_file(self, tmp_path: Path) -> None:
-        """Readers get the old bytes or an error, until the file is found again; then the new
-        ones."""
+        """Readers get the old bytes or an error until the file is found again; then they get the
+        new bytes."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         path = self.locate(root, A_FILE)
@@ -153,8 +154,8 @@ class StorageFinding(StorageFiles):
         assert storage.read(path, 0, 100) == content[::-1][:100]
 
     def test_a_view_for_reading_keeps_its_own_files(self, tmp_path: Path) -> None:
-        """A view that has read a file does not read the one that replaces it, even after the storage
-        has found that one."""
+        """A view that has read a file does not read the file that replaces it, even after the
+        storage has found the new one."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         path = self.locate(root, A_FILE)

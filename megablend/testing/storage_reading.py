@@ -1,5 +1,5 @@
-"""The second half of the contract of storages:
-exactly the requested bytes, or an error that names file and place."""
+"""The second half of the contract of storages: reads return exactly the requested bytes, or raise
+an error that names the file and the offset."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class StorageReading(StorageFiles):
     """Tests of `read`, `read_ranges`, `fetch`, `descriptor` and `limits`."""
 
     examples = 10
-    """Number of random requests per test."""
+    """The number of random requests per test."""
     fetches = 20
-    """Number of fetches in flight in each of four threads."""
+    """The number of fetches in flight in each of four threads."""
 
     def test_limits_are_plausible(self, tmp_path: Path) -> None:
-        """Gaps may be 0; at least one read is in flight."""
+        """The limit of gaps may be 0, and at least one read may be in flight."""
         limits = self.make_storage().limits(self.locate(self.write_all(tmp_path), A_FILE))
         assert limits.max_gap_bytes >= 0
         assert limits.max_merged_bytes > 0
         assert limits.max_reads > 0
 
     def test_every_file_is_read(self, tmp_path: Path) -> None:
-        """A whole file is read, whatever characters its name has."""
+        """A whole file is read, whatever characters its name contains."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         for name in self.names:
@@ -45,8 +45,7 @@ class StorageReading(StorageFiles):
             assert storage.read(self.locate(root, name), 0, len(expected)) == expected, name
 
     def test_a_read_gives_exactly_the_requested_bytes(self, tmp_path: Path) -> None:
-        """A read from anywhere to anywhere returns the requested bytes; an empty one returns
-        none."""
+        """A read of any range returns exactly the requested bytes; an empty read returns none."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         for offset, size in draw_ranges(0, self.examples):
@@ -55,7 +54,8 @@ class StorageReading(StorageFiles):
             assert found == WHOLE[offset : offset + size], (offset, size)
 
     def test_ranges_are_read_together(self, tmp_path: Path) -> None:
-        """They are read in any order, overlapping, empty, and into memory that is not aligned."""
+        """Ranges can be read in any order, may overlap or be empty, and can be read into unaligned
+        memory."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         for seed in range(self.examples):
@@ -64,7 +64,7 @@ class StorageReading(StorageFiles):
         check_ranges(storage, path, [])
 
     def test_fetches_are_in_flight_at_the_same_time(self, tmp_path: Path) -> None:
-        """`max_reads` fetches and more are requested together, from several threads."""
+        """`max_reads` fetches and more can be in flight together, from several threads."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         agrees: list[bool] = []
@@ -98,7 +98,8 @@ class StorageReading(StorageFiles):
             expect_error(CorruptFileError, re.escape(path), storage.read, path, start, size)
 
     def test_ranges_of_a_missing_file(self, tmp_path: Path) -> None:
-        """Reads and futures raise the error; `descriptor` raises it, or returns -1."""
+        """Reads and futures of a missing file raise the error; `descriptor` raises it or returns
+        -1."""
         path = self.locate(self.write_all(tmp_path), "t/none.bin")
         storage = self.make_storage()
         offsets = np.array([0])
@@ -141,8 +142,8 @@ class StorageReading(StorageFiles):
 
 
 def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
-    """Random ranges (offset, size) of the file; among the first are an empty one at the
-    end, and the whole file."""
+    """Return random ranges (offset, size) of the file. An empty range at the end and the whole file
+    are among the first."""
     rng = random.Random(seed)
     size = len(WHOLE)
     fixed = [(size, 0), (0, size), (0, 0), (1, 4096), (4095, 2), (size - 1, 1)]
@@ -155,18 +156,18 @@ def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
 
 
 def as_arrays(ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
-    """Offsets and sizes, arrays of int64 [n]."""
+    """Return the offsets and the sizes of ranges as arrays of int64 [n]."""
     offsets, sizes = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
     return offsets, sizes
 
 
 def allocate(size: int) -> Bytes:
-    """Memory that is not aligned."""
+    """Return memory that is not aligned."""
     return np.empty(size + 1, np.uint8)[1:]
 
 
 def list_ranges(data: Bytes, begins: Int64s, ranges: list[tuple[int, int]]) -> list[bytes]:
-    """The bytes of each range, from what a storage returned."""
+    """Return the bytes of each range, given what a storage returned."""
     assert (data.dtype, begins.dtype) == (np.dtype(np.uint8), np.dtype(np.int64))
     assert len(begins) == len(ranges)
     return [
@@ -176,7 +177,7 @@ def list_ranges(data: Bytes, begins: Int64s, ranges: list[tuple[int, int]]) -> l
 
 
 def slices(ranges: list[tuple[int, int]]) -> list[bytes]:
-    """The expected bytes of each range."""
+    """Return the expected bytes of each range."""
     return [WHOLE[offset : offset + size] for offset, size in ranges]
 
 

@@ -17,5 +17,5 @@ from megablend.testing.storage_reading import StorageReading
 
 
 class StorageContract(StorageFinding, StorageReading):
-    """Subclass it, override `write_files` and `make_storage`, and set what differs from the
-    defaults of `StorageFiles`."""
+    """The tests of a storage. Subclass this class, override `write_files` and `make_storage`, and
+    set what differs from the defaults of `StorageFiles`."""

@@ -54,7 +54,7 @@ def test_a_count_that_is_no_number_is_refused() -> None:
     [
         ({"WORLD_SIZE": "many"}, "^WORLD_SIZE: expected an integer, got 'many'"),
         ({"WORLD_SIZE": ""}, "^WORLD_SIZE: expected an integer, got ''"),
-        ({"WORLD_SIZE": "2"}, "^RANK is not set, but variables of a launcher are"),
+        ({"WORLD_SIZE": "2"}, "^RANK is not set, but other variables of a launcher are"),
     ],
 )
 def test_a_count_of_torchrun_that_is_no_number_is_refused(

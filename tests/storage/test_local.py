@@ -73,7 +73,7 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
         storage.stat(missing)
     with pytest.raises(MissingFileError, match="missing: no such file"):
         storage.read(missing, 0, 1)
-    with pytest.raises(DataError, match="is a folder, not a regular file: put the file back"):
+    with pytest.raises(DataError, match="is a folder, not a regular file; restore the file"):
         storage.stat(str(tmp_path))
     with pytest.raises(
         DataError, match=r"cannot be read: Is a directory: specify the path of a file$"
@@ -177,7 +177,7 @@ def test_a_storage_for_checking_reads_what_is_there_now(
     checking.stat(str(path))
     assert checking.read(str(path), 0, 4) == b"new!"
     assert storage.read(str(path), 0, 4) == b"old!"
-    with pytest.raises(DataError, match="is a folder, not a regular file: put the file back"):
+    with pytest.raises(DataError, match="is a folder, not a regular file; restore the file"):
         checking.stat(str(tmp_path))
 
 

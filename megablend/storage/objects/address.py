@@ -78,8 +78,8 @@ def check_pattern(location: str, pattern: str) -> None:
 
 
 def _parse_url(location: str, scheme: str) -> Address:
-    """Parse a URL of a web server. Raises: ConfigError, without the query, which may be a
-    signature."""
+    """Parse a URL of a web server. Raises: ConfigError, which does not show the query, since that
+    may be a signature."""
     shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
     server, _, path = shown.partition("://")[2].partition("/")
     # A password may have slashes, or what begins a query
@@ -88,7 +88,7 @@ def _parse_url(location: str, scheme: str) -> Address:
         host = f"{server.rpartition('@')[2]}/{path}" if "@" in server else "..."
         raise ConfigError(f"{scheme}://{host}: contains a user or password; remove it from the URL")
     if not server:
-        raise ConfigError(f"{shown}: names no server, expected {scheme}://host/path")
+        raise ConfigError(f"{shown}: contains no server name, expected {scheme}://host/path")
     if not is_server_url(f"{scheme}://{server}"):
         raise ConfigError(
             f"{shown}: found {server!r} as the server, expected {scheme}://host/path or {scheme}://host:port/path"

@@ -1,5 +1,4 @@
-"""Requests to one bucket or server for the state of an object and for ranges of it, by coroutines of the
-event loop."""
+"""Coroutines that request the state of an object, and ranges of it, from one bucket or server."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ class PartRequest(NamedTuple):
     start: int
     """The first byte, in the object."""
     stop: int
-    """The byte after the last one."""
+    """The byte of the object after the last one."""
     begin: int
-    """The begin of the bytes in the memory that is read into."""
+    """The offset of the bytes in the memory that they are read into."""
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRequest]:
@@ -54,10 +53,10 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRe
 
 
 async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
-    """Return the present version of an object. Raises: MissingFileError; DataError.
+    """Return the current version of an object. Raises: MissingFileError; DataError.
 
-    It is requested by a GET of the first byte, since a HEAD that fails does not say why, and
-    many signed URLs do not allow one.
+    It is requested by a GET of the first byte, since a HEAD that fails does not say why, and many
+    signed URLs do not allow one.
     """
     return (await _read_head(client, path, key, 1))[0]
 
@@ -68,9 +67,9 @@ async def read_ends(
     """Return the version of an object, its head and its tail, by two simultaneous requests.
 
     Args:
-        version: the version, if it is known; otherwise it is the present one.
-        tail_bytes: the number of bytes of its end that are requested; the result has none of
-            them if the server does not support such requests.
+        version: the version to read; None for the current one.
+        tail_bytes: the number of bytes of the object's end to request; the result has none of them
+            if the server does not support such requests.
 
     Raises: the same errors as `stat`; ChangedFileError.
     """
@@ -122,7 +121,7 @@ async def _read_tail(
 async def _read_head(
     client: BucketClient, path: str, key: str, size: int
 ) -> tuple[ObjectVersion, bytes]:
-    """Return the present version of an object, and its first bytes."""
+    """Return the current version of an object, and its first bytes."""
     try:
         response = await client.get(path, key, 0, size, None)
         return response.version, response.join()
@@ -143,7 +142,8 @@ async def _read_head(
 
 
 async def _head(client: BucketClient, path: str, key: str) -> ObjectVersion | Failure:
-    """Return the version of an empty object by a HEAD: it has no byte for a ranged GET."""
+    """Return the version of an empty object by a HEAD request, since it has no byte for a ranged
+    GET."""
     import obstore
 
     seconds = client.timing.allow(0)
@@ -169,12 +169,12 @@ async def read_into(
     begins: Int64s,
     out: Bytes,
 ) -> None:
-    """Read ranges of one version into `out`, by simultaneous requests: one for neighbours,
-    several for a long range.
+    """Read ranges of one version into `out`, by simultaneous requests: one for neighbours, several
+    for a long range.
 
     Args:
         offsets, sizes: int64 [n], the bytes of each range in the object.
-        begins: int64 [n], the begin of each range's bytes in `out`.
+        begins: int64 [n], the start of each range's bytes in `out`.
 
     Raises: ChangedFileError, MissingFileError, DataError.
     """

@@ -1,5 +1,5 @@
-"""Requests to one bucket or server: a ranged GET of one version, with retries and hedging;
-and statistics of these."""
+"""Requests to one bucket or server: a ranged GET of one version, with retries and hedging; and
+statistics of the requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 _MAX_TIMEOUT_FACTOR = 16.0
-"""See RangeRequest.timeout_factor."""
+"""The largest value of RangeRequest.timeout_factor."""
 _MAX_HEDGED = 0.005
 """The share of all requests that may be sent a second time."""
 _STREAM_BYTES = 1 << 20
@@ -57,7 +57,7 @@ class BucketClient:
 
     Args:
         root: the location of the bucket for messages, such as s3://bucket.
-        store: obstore's client of the bucket, which does not try again by itself.
+        store: obstore's client of the bucket, which does not retry requests itself.
         options: the settings for reading from the bucket.
         limiter: limits the requests of all clients of this bucket with these options.
         sockets: reads ranges of known versions; None if only obstore's client can read them.
@@ -167,7 +167,7 @@ class BucketClient:
         return self.timing.hedge_after() or math.inf
 
     def _hedge(self, request: Request) -> None:
-        """Send a late request a second time, unless that was done for too many requests."""
+        """Send a late request a second time, unless too many requests have been sent twice."""
         if self.counts.hedges < _MAX_HEDGED * self.counts.requests:
             self.counts.hedges += 1
             request.hedge = asyncio.get_running_loop().create_task(
@@ -293,7 +293,11 @@ def _explain_length(result: Any) -> Failure:
     encoding = result.attributes.get("Content-Encoding")
     if encoding:
         cause = f"the server compresses its responses (Content-Encoding: {str(encoding)[:20]})"
-        return Failure(Kind.UNUSABLE, cause, "switch compression off for these files, or copy them")
+        return Failure(
+            Kind.UNUSABLE,
+            cause,
+            "turn off compression for these files, or copy them to another server",
+        )
     return Failure(Kind.AGAIN, "the response had the wrong length", "")
 
 
@@ -305,7 +309,7 @@ def _is_cancelled() -> bool:
 
 
 def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
-    """Take the response to a hedge, which is done: the late request ends its wait."""
+    """Take the response to a hedge that is done, and end the wait for the late request."""
     if second.cancelled():
         return
     found = second.result()
@@ -330,8 +334,8 @@ def _error_of(
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,
-            f"truncated: {stop - start} bytes expected here, but the object ends before that; "
-            "restore it",
+            f"truncated: expected {stop - start} bytes here, but the object ends before that;  "
+            "restore the object",
             offset=start,
         )
     kind = (

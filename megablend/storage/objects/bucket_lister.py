@@ -1,5 +1,5 @@
-"""Listings of one bucket, by coroutines of the event loop: without the empty objects that stand for
-folders, and without the empty listings that a proxy's web page looks like."""
+"""Coroutines that list one bucket. They leave out the empty objects that stand for folders, and
+repeat a listing that may be empty because a proxy responded with a web page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class BucketLister:
         return [f"{address.root}/{each}" for each in folders], objects
 
     async def has_folder(self, path: str, address: Address) -> bool:
-        """Return whether there are objects with keys below a folder's. Raises: DataError."""
+        """Return whether there are objects with keys below that of a folder. Raises: DataError."""
         try:
             folders, objects = await self._list_folder(path, address, address.key.rstrip("/"))
         except MissingFileError:
@@ -156,13 +156,12 @@ class BucketLister:
 
 
 def _make_table(listed: Any, address: Address) -> ObjectTable:
-    """Make a table of obstore's metadata of objects."""
+    """Return a table made from obstore's metadata of objects."""
     return ObjectTable.of_arrow(listed, address.root, address.key)
 
 
 def _leave_out(objects: ObjectTable, folders: Container[str]) -> ObjectTable:
-    """Leave out the empty objects that stand for folders at one of some locations, and Hadoop's
-    markers."""
+    """Leave out Hadoop's markers, and the empty objects that stand for the given folders."""
     is_kept = np.ones(len(objects.sizes), np.bool_)
     for row in np.flatnonzero(objects.sizes == 0).tolist():
         path = objects.paths.get(row)

@@ -32,8 +32,8 @@ from megablend.system.after_fork import ProcessLock
 _PLAIN = "/!$&'()*+,;=:@[]^|~"
 """Characters of keys that the client does not percent-encode in URLs."""
 _stores = ProcessLock()
-"""Held while what follows is changed. A forked child keeps its parent's stores, since they can
-neither be used nor safely dropped."""
+"""Held while the variables below are changed. A forked child keeps its parent's stores, since they
+can neither be used nor safely dropped."""
 _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 _limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
@@ -46,7 +46,7 @@ the root, and the seconds of the pause that it asks for."""
 
 
 def get_client(address: Address, options: StoreOptions, query: str) -> BucketClient:
-    """Return the client for requests to a bucket, made on first use.
+    """Return the client for requests to a bucket, which is created on first use.
 
     Raises: ConfigError if it cannot be made, or after a fork.
     """
@@ -110,7 +110,7 @@ def divide_limits(processes: int) -> None:
 
 
 def find_pauses() -> dict[str, float]:
-    """Return the roots that have asked for a pause which has not ended, each with the seconds that
+    """Return the roots that have asked for a pause that has not ended, each with the seconds that
     are left."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
@@ -132,14 +132,14 @@ def find_fault(location: str, seconds: float) -> DataError | None:
             return DataError(
                 root,
                 f"no request has succeeded since {at}: {cause}\n"
-                "check the source and the network: requests are tried again",
+                "check the source and the network; requests are being retried",
             )
     return None
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
-    """Return obstore's store for listings of a bucket. A listing is many requests, each of which
-    this store retries."""
+    """Return obstore's store for listings of a bucket. A listing consists of many requests, each of
+    which this store retries."""
     check_fork()
     key = (address.root, options)
     with _stores.lock:
@@ -167,8 +167,8 @@ def forget_clients() -> None:
 def _make_sockets(
     address: Address, options: StoreOptions, query: str, store: Any
 ) -> SocketReader | None:
-    """Create the reader of ranges that does without the client; None if the options ask for more
-    than a URL, signed or plain, can express."""
+    """Create the reader that reads ranges without the client; None if the options need more than a
+    signed or plain URL can express."""
     has_urls = address.scheme in ("s3", *WEB_SCHEMES)
     if not has_urls or options.versions or options.proxy or options.anonymous:
         return None

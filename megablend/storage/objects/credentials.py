@@ -26,8 +26,8 @@ _FOUND_BY_OBSTORE = (
 )
 """Environment variables of credentials that obstore finds by itself."""
 _ASSUMED_LIFETIME = timedelta(minutes=6)
-"""The lifetime of credentials that obstore is given. It asks for new ones 5 minutes before the end,
-so once a minute; botocore returns them from memory until they really expire."""
+"""The lifetime of credentials that obstore is told. It asks for new ones 5 minutes before they
+expire, so once a minute; botocore returns them from memory until they really expire."""
 _REMEDY = "reading them needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -35,7 +35,7 @@ Provider = Callable[[], Awaitable[dict[str, Any]]]
 def find_provider(profile: str | None) -> Provider | None:
     """Return a function that asks botocore for credentials; None if obstore finds them by itself.
 
-    Raises: ConfigError if a profile is asked for that cannot be read.
+    Raises: ConfigError if a requested profile cannot be read.
     """
     named = profile or os.environ.get("AWS_PROFILE")
     if named is None:
@@ -58,7 +58,7 @@ def find_provider(profile: str | None) -> Provider | None:
             credentials = botocore.session.Session(profile=named).get_credentials()
     except botocore.exceptions.ProfileNotFound:
         raise ConfigError(
-            f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials"
+            f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials; add it, or choose another profile"
         ) from None
     if credentials is None:
         if named is None:
@@ -85,8 +85,9 @@ def find_provider(profile: str | None) -> Provider | None:
 
 @contextlib.contextmanager
 def _naming_profile(named: str | None) -> Iterator[None]:
-    """Name the profile and its files in what botocore raises. Its programs may print secrets, so only
-    botocore's own descriptions are shown. Raises: ConfigError, ProfileNotFound."""
+    """Turn errors of botocore into a ConfigError that names the profile and its files. The programs
+    that it runs may print secrets, so only botocore's own descriptions are shown. Raises:
+    ConfigError, ProfileNotFound."""
     from botocore.exceptions import BotoCoreError, CredentialRetrievalError, ProfileNotFound
 
     try:
@@ -108,12 +109,13 @@ def _naming_profile(named: str | None) -> Iterator[None]:
 
 
 def has_control_character(text: str) -> bool:
-    """Return whether a header cannot hold a text, at which the client would panic."""
+    """Return whether a text has a character that headers cannot hold, on which the client would
+    panic."""
     return any(character < " " or character == "\x7f" for character in text)
 
 
 def _find_files() -> list[str]:
-    """Return the paths of files of profiles that exist."""
+    """Return the paths of the files with profiles that exist."""
     names = (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         ("AWS_CONFIG_FILE", "~/.aws/config"),

@@ -1,5 +1,5 @@
-"""Mistakes in an endpoint at which nothing is found: it contains the bucket, or it is the address of
-a page for people."""
+"""Find mistakes in an endpoint with which nothing is found: it contains the bucket, or is the
+address of a web console."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str 
 
 
 async def is_page(server: Any, key: str, seconds: float) -> bool:
-    """Return whether a server responds with a page for people, as the consoles of stores do on a
+    """Return whether a server responds with a web page, as the consoles of stores do, which have a
     port of their own.
 
     Args:

@@ -23,9 +23,9 @@ class Kind(Enum):
     """There is no connection: the request is tried again, but not for long if the source has never
     responded."""
     EXPIRED = "expired"
-    """Credentials have expired: new ones may come."""
+    """The credentials have expired, but new ones may become available."""
     CHANGED = "changed"
-    """There is another version of the object."""
+    """The object has another version now."""
     MISSING = "missing"
     """There is no such object."""
     EMPTY = "empty"
@@ -38,7 +38,7 @@ class Kind(Enum):
     REFUSED = "refused"
     """The request is refused, however often it is tried."""
     BAD_KEY = "bad key"
-    """The client cannot request an object of this name."""
+    """The client cannot request an object with this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class Failure:
     cause: str
     remedy: str
     pause: float = 0.0
-    """Seconds for which the source asks to be left alone."""
+    """Seconds for which the source asks for no requests."""
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _DELETION = re.compile(r'source: DeleteFailed \{.*?\bcode: "([A-Za-z0-9.]{1,64})"', re.DOTALL)
-"""The client's words for an object that was not deleted, with a code or status of its own in a response
-that is HTTP 200."""
+"""The client's description of an object that was not deleted, which has its own code or status
+although the response is HTTP 200."""
 _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
 """The header of a response without bytes to a request for a range of an empty object."""
 _BAD_TIME = "source: InvalidLastModified {"
@@ -86,7 +86,7 @@ _UNUSABLE_RESPONSES = (
     (
         "UnexpectedRange",
         "the server responds with bytes other than those requested",
-        _COPY,
+        _COPY.replace("does", "sends the requested ones"),
     ),
 )
 """Responses that cannot be used: a word of the client's description, the cause in a message, and the
@@ -102,10 +102,10 @@ _PROFILE = re.compile(r"credential provider: ConfigError: (.+)\n(.+)")
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 """HTTP statuses of a busy source."""
 _CLOCK = "set the clock of this machine"
-_KEYS = "check the credentials in the environment (access key, secret and session token belong together)"
+_KEYS = "check the credentials in the environment (access key, secret and session token must belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed automatically"
-READ_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` if it is public"
-_DELETE_ACCESS = "get permission to delete it, and end a lock that it has"
+READ_ACCESS = "grant these credentials read access (and list access, for patterns), or set `anonymous: true` if it is public"
+_DELETE_ACCESS = "grant these credentials permission to delete it, and remove any lock on it"
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
     "NoSuchBucket": (
@@ -154,7 +154,7 @@ _STATUSES = {
     "404": (Kind.MISSING, "no such object", ""),
     "410": (Kind.MISSING, "no such object", ""),
     "412": (Kind.CHANGED, "was replaced", ""),
-    "416": (Kind.EMPTY, "the object ends before", ""),
+    "416": (Kind.EMPTY, "the object ends before the requested bytes", ""),
 }
 """Kind, cause and remedy of failures, by the HTTP status."""
 _NO_CREDENTIALS = Failure(
@@ -166,21 +166,22 @@ _WRITE_FAILURES = {
     Kind.MISSING: Failure(
         Kind.UNUSABLE,
         "there is no such bucket, or uploaded parts are gone",
-        "check the bucket, and repeat the command",
+        "check the bucket, and run the command again",
     ),
     Kind.CHANGED: Failure(
         Kind.REFUSED,
         "the store refuses to replace or remove the object (HTTP 412)",
-        "end a lease or lock that it has, or repeat the command",
+        "end any lease or lock on it, or run the command again",
     ),
 }
-"""Failures of requests without a condition that write or remove an object, by the kind that the response
-would have for a read. The parts are gone, too, where they were joined and the response was lost."""
+"""Failures of unconditional requests that write or remove an object, by the kind that the response
+would have for a read. Uploaded parts are also gone if they were joined and the response was
+lost."""
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
     "the connection broke during a write, as happens when a server refuses a write without responding",
-    "check that these credentials may write there, and the quota of the bucket; then the network and a proxy's limit on sizes",
+    "check the write permission and the quota of the bucket, then the network and the size limit of any proxy",
 )
 
 _CONNECTION_FAILURES = (
@@ -292,7 +293,7 @@ def _read_failure(error: BaseException) -> Failure:
         return Failure(
             Kind.REFUSED,
             "the server redirects without saying where, as stores do for a bucket of another region",
-            f"{_REGION}; of a web server, check the location",
+            f"{_REGION}; for a web server, check the location",
         )
     if name == "NotSupportedError" or "non-partial response" in text:
         return Failure(
@@ -311,7 +312,7 @@ def _read_failure(error: BaseException) -> Failure:
         return Failure(
             Kind.REFUSED,
             "the server's response has a Last-Modified header that is not a time",
-            "correct the server's clock or settings, or leave the header out",
+            "correct the server's clock or settings, or remove the header",
         )
     if _NO_BYTES.search(text):
         return Failure(*_STATUSES["416"])
@@ -323,8 +324,8 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """Return the key at which a LIST failed because the client cannot express the key; None if the
-    cause is another."""
+    """Return the key at which a LIST failed because the client cannot express the key; None if it
+    failed for another reason."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )
@@ -351,7 +352,8 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 
 def _of_connection(text: str, name: str) -> Failure:
-    """Return the failure for an error without a status: of the connection, or of credentials."""
+    """Return the failure for an error without a status, which is one of the connection or of
+    credentials."""
     description = _NAMES.sub("", text).lower()
     for words, failure in _CONNECTION_FAILURES:
         if name.lower() in words or any(word in description for word in words):

@@ -21,8 +21,8 @@ from megablend.storage.wrapper import WrapperStorage
 
 
 class ForkSafeStorage(WrapperStorage):
-    """Reads object stores through a helper process, except in a DataLoader's workers, and in a process
-    that has a client already.
+    """Reads object stores through a helper process, except in a DataLoader's workers, and in a
+    process that already has a client.
 
     Args:
         inner: reads everything else; picklable.
@@ -63,8 +63,8 @@ class ForkSafeStorage(WrapperStorage):
 
 
 class _HelperStorage(WrapperStorage):
-    """Calls `inner` in the helper process, and keeps the versions of files that were read: for the
-    helper's next calls, and for forked workers."""
+    """Calls `inner` in the helper process, and keeps the versions of files that were read, for the
+    helper's next calls and for forked workers."""
 
     def __init__(self, inner: Storage, *, checking: bool) -> None:
         super().__init__(inner)
@@ -145,7 +145,7 @@ class _HelperStorage(WrapperStorage):
         return found
 
     def _start(self, method: str, path: str, *arguments: Any) -> Future[Any]:
-        """Start such a call."""
+        """Start a call in the helper, and return its future."""
         return get_helper().call(self.inner, self.get_known(path), method, path, *arguments)
 
     def get_known(self, path: str) -> KnownFiles:
@@ -155,8 +155,8 @@ class _HelperStorage(WrapperStorage):
         return {} if version is None else {find_scheme(path): {path: version}}
 
     def _keep(self, known: KnownFiles, *, replaces: bool = False) -> None:
-        """Keep the versions that a call has read; in place of earlier ones if it `replaces` them.
-        Raises: ChangedFileError if a call at the same time has read another version."""
+        """Keep the versions that a call has read, instead of earlier ones if `replaces` is true.
+        Raises: ChangedFileError if a concurrent call has read another version."""
         for files in known.values():
             for path, facts in files.items():
                 version, ends = split_known(facts)

@@ -29,7 +29,7 @@ from megablend.storage.object_options import carrying_queries
 from megablend.system.after_fork import start_uninterrupted
 
 _THREADS = 64
-"""The number of calls that a helper works on at a time."""
+"""The number of calls that a helper handles at a time."""
 _CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
 
 
@@ -57,10 +57,10 @@ class Helper:
 
         Args:
             known: versions of files that the call reads, if they are known. The helper keeps none
-                from call to call.
+                between calls.
 
         Returns: a future of its result and the versions known afterwards, or of its error;
-            DataError if the process has ended.
+            DataError if the process has exited.
         """
         number = next(self._numbers)
         found = Future[Any]()
@@ -77,7 +77,7 @@ class Helper:
         return found
 
     def close(self) -> None:
-        """End the process. Calls in flight fail."""
+        """Stop the process. Calls in flight fail."""
         with self._lock, contextlib.suppress(OSError):  # it has ended
             self._connection.send_bytes(b"")
         self._reader.join(timeout=10)
@@ -85,11 +85,11 @@ class Helper:
         self._connection.close()
 
     def forget(self) -> None:
-        """Leave the process to the parent, in a forked child."""
+        """Leave the process to the parent; called in a forked child."""
         self._connection.close()
 
     def _receive(self) -> None:
-        """Run in a thread: give the futures of calls their results until the process ends."""
+        """Set the results of the futures of calls until the process exits. Runs in a thread."""
         try:
             while True:
                 number, is_error, result = pickle.loads(self._connection.recv_bytes())
@@ -107,11 +107,8 @@ class Helper:
 
     @staticmethod
     def _ended(path: str) -> DataError:
-        """Return the error for a call to a process that has ended."""
-        problem = (
-            "cannot be read: the helper process for object stores has ended (its messages above say why); restart this "
-            "process"
-        )
+        """Return the error for a call to a process that has exited."""
+        problem = "cannot be read: the helper process for object stores has exited (see its messages above); restart this process"
         return DataError(path, problem)
 
 
@@ -130,7 +127,7 @@ def get_helper() -> Helper:
 
 @atexit.register  # its thread must not run on while the interpreter shuts down
 def close_helper() -> None:
-    """End the process's helper, if there is one; the next read starts another."""
+    """Stop this process's helper, if there is one; the next read starts another."""
     global _helper
     with _lock:
         ended = _helper
@@ -141,7 +138,7 @@ def close_helper() -> None:
 
 @contextlib.contextmanager
 def closing_helper() -> Iterator[None]:
-    """End the process's helper afterwards."""
+    """Stop this process's helper at the end of the context."""
     try:
         yield
     finally:
@@ -149,7 +146,7 @@ def closing_helper() -> Iterator[None]:
 
 
 def serve(descriptor: int) -> None:
-    """Run in the helper: answer calls until the other end is closed."""
+    """Answer calls until the other end is closed. Runs in the helper."""
     connection = Connection(descriptor)
     lock = threading.Lock()
 
@@ -177,7 +174,7 @@ def serve(descriptor: int) -> None:
 
 
 def _forget_after_fork() -> None:
-    """Leave the helper to the parent; the child starts one of its own."""
+    """Leave the helper to the parent; the child starts its own."""
     global _helper, _lock
     _lock = threading.Lock()
     if _helper is not None:

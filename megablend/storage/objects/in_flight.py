@@ -1,8 +1,8 @@
-"""Requests in flight, checked several times a second:
-stalled ones are ended, late ones are sent a second time.
+"""Requests in flight, checked several times a second: stalled ones are cancelled, late ones are
+sent a second time.
 
-One timer serves all requests of a source: a timer of its own, and a task that waits for it, would
-cost more CPU time than a request.
+One timer serves all requests of a source: a timer for each request, and a task that waits for it,
+would cost more CPU time than the request.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class RangeRequest:
     """The first byte. If negative, the last `-start` bytes are requested, and `stop` is 0."""
     stop: int
     version: ObjectVersion | None
-    """The version that the bytes must be of; None for any."""
+    """The version that the bytes must belong to; None for any."""
     timeout_factor: float = 1.0
     """The factor by which the usual time-out is multiplied."""
     into: memoryview | None = None
-    """Memory for the bytes, if they may be written there before all of them have come."""
+    """Memory for the bytes, if they may be written to it before all of them have arrived."""
 
     @property
     def size(self) -> int:
@@ -71,8 +71,8 @@ class Request:
         self.last_byte_at = now
         """The time at which a byte of the response last arrived; at first, `sent_at`."""
         self.check_at = 0.0
-        """The time at which it is next checked whether this request has stalled. How long other
-        requests take is known better by then."""
+        """The time of the next check whether this request has stalled, when more is known about how
+        long other requests take."""
         self.first_byte_at: float | None = None
         """The time at which the response began."""
         self.waits_for: asyncio.Future[Any] | None = None
@@ -91,8 +91,8 @@ class Request:
         return self.wanted.size > LARGE_BYTES
 
     def interrupt(self) -> None:
-        """End the wait of the request's coroutine, which gets a CancelledError, and finds the
-        reason here."""
+        """Cancel the wait of the request's coroutine, which gets a CancelledError and finds the
+        reason in this object."""
         if self.waits_for is not None:
             self.waits_for.cancel()
 
@@ -126,7 +126,7 @@ class InFlightMonitor:
             self._schedule()
 
     def remove(self, request: Request) -> None:
-        """Stop watching a request, which is done."""
+        """Stop watching a request that is done."""
         self._requests.discard(request)
 
     def _schedule(self) -> None:
@@ -134,7 +134,7 @@ class InFlightMonitor:
         asyncio.get_running_loop().call_later(tick, self._check_all)
 
     def _check_all(self) -> None:
-        """End stalled requests, and those whose hedge was faster; hedge late ones."""
+        """Interrupt requests that have stalled or whose hedge was faster, and hedge late ones."""
         if not self._requests:
             self._is_running = False
             return

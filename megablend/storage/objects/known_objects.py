@@ -1,5 +1,5 @@
-"""Facts about objects that a storage knows without further requests: the version of each object that
-it reads, and the ends of some objects."""
+"""What a storage knows about objects without further requests: the version of each object that it
+reads, and the ends of some objects."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Known(NamedTuple):
 
 
 class KnownObjects:
-    """The version of each object that a storage reads, by location, with the ends of some. Safe between
-    threads."""
+    """The version of each object that a storage reads, by location, with the ends of some.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._versions = dict[str, ObjectVersion]()
@@ -41,12 +41,12 @@ class KnownObjects:
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:
-        """Forget an object, so that its present version is looked up."""
+        """Forget an object, so that its current version is looked up."""
         self._versions.pop(path, None)
         self._ends.remove(path)
 
     def replace(self, versions: Mapping[str, ObjectVersion]) -> None:
-        """Replace known versions by present ones."""
+        """Replace known versions with current ones."""
         for path, version in versions.items():
             if self._versions.get(path) != version:
                 self._ends.remove(path)
@@ -67,7 +67,7 @@ class KnownObjects:
         return kept
 
     def take_new(self) -> dict[str, Known]:
-        """Return the facts that were found out since the last call, other than by `add`."""
+        """Return what has been found out since the last call, except by `add`."""
         new = self._new
         self._new = set()  # first: other threads add to it meanwhile
         known = dict[str, Known]()
@@ -78,13 +78,13 @@ class KnownObjects:
         return known
 
     def add(self, known: Mapping[str, Known]) -> None:
-        """Take over the facts that another process has found out; versions that this process has
-        kept stay."""
+        """Add what another process has found out, without replacing versions that this process
+        has kept."""
         for path, (version, ends) in known.items():
             if self._versions.setdefault(path, version) == version and ends is not None:
                 self._ends.put(path, ends)
 
 
 def split_known(known: Any) -> tuple[Any, HeadAndTail | None]:
-    """Split the facts about a file into all but its ends, and its ends."""
+    """Split what is known about a file. Returns: all but its ends, and its ends."""
     return (Known(known.version), known.ends) if isinstance(known, Known) else (known, None)

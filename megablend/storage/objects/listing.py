@@ -1,9 +1,9 @@
-"""Finding the keys that match a pattern by LIST: for `*` one request (and its further pages) for each
-folder, for `**` one for everything below a folder.
+"""Find the keys that match a pattern by LIST requests: for `*` one request (and its further pages)
+for each folder, for `**` one for everything below a folder.
 
-Patterns have the same meaning as on a local disk: `*`, `?` and `[]` within a name, `**` for any number
-of folders, names that begin with a dot only if the pattern has one. A name that equals its part
-of the pattern matches, whatever characters it has.
+Patterns have the same meaning as on a local disk: `*`, `?` and `[]` within a name, `**` for any
+number of folders, names that begin with a dot only if the pattern has one. A name that equals its
+part of the pattern matches, whatever characters it has.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Returns the keys of its subfolders, without a trailing slash."""
 ListAll = Callable[[str], Awaitable[None]]
 """Lists the objects anywhere below a folder, given the folder's key."""
 _TOKEN = re.compile(r"\*+|\?|\[(!|(?!!))(\][^\]]*|[^\]]+)\]|.", re.DOTALL)
-"""A part of a pattern of names: a wildcard, or a letter."""
+"""A part of a pattern of names: a wildcard or a character."""
 _RANGE = re.compile(r"(.)(?:-(.))?", re.DOTALL)
 _LETTER = r"[^/\x00]"
 HIDDEN = "/\0."
-"""What replaces a slash and a dot in keys before they are matched."""
+"""The text that replaces a slash and a dot in keys before they are matched."""
 _NOTHING = r"\x00\x00"
-"""An expression that matches nothing: only single letters are marked."""
+"""An expression that matches no marked key, since only single characters are marked."""
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
@@ -38,15 +38,15 @@ def matches_pattern(name: str, pattern: str) -> bool:
 
 
 def mark_hidden(key: str) -> str:
-    """Return a key as expressions of `make_expression` match it: after a slash, and with a NUL
-    before names that begin with a dot, since RE2 cannot look ahead."""
+    """Return a key in the form that expressions of `make_expression` match: with a leading slash,
+    and with a NUL before names that begin with a dot, since RE2 cannot look ahead."""
     return f"/{key}".replace("/.", HIDDEN)
 
 
 @lru_cache(maxsize=256)
 def make_expression(pattern: str) -> str:
-    """Return the regular expression of marked keys that match a pattern, in the words that RE2 and
-    Python have in common."""
+    """Return a regular expression for the marked keys that match a pattern, in the syntax that RE2
+    and Python have in common."""
     *folders, last = pattern.split("/")
     any_name = f"(?:/{_LETTER}*)"
     parts = [f"{any_name}*" if each == ANY_FOLDERS else f"/{_translate(each)}" for each in folders]
@@ -55,7 +55,7 @@ def make_expression(pattern: str) -> str:
 
 
 def _translate(part: str) -> str:
-    """Return the expression of the names that match a part of a pattern, or equal it."""
+    """Return the expression for the names that match or equal a part of a pattern."""
     begin = r"\x00" if part.startswith(".") else ""
     found = "".join(_translate_token(each) for each in _TOKEN.finditer(part))
     return rf"{begin}(?:{found}|{re.escape(part)})" if has_wildcard(part) else begin + found
@@ -98,7 +98,7 @@ async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll)
 async def _search(
     folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll
 ) -> Sequence[str]:
-    """List what is below a folder as far as the parts of a pattern say."""
+    """List the content of a folder as far as the remaining parts of a pattern require."""
     first_wild = next((i for i, part in enumerate(parts) if has_wildcard(part)), len(parts) - 1)
     folder = "/".join([folder, *parts[:first_wild]] if folder else parts[:first_wild])
     parts = parts[first_wild:]

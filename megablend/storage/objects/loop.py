@@ -1,7 +1,7 @@
-"""The process's one event loop, in a thread of its own, in which all requests to object stores run.
+"""The process's only event loop, which runs all requests to object stores in a thread of its own.
 
 obstore's client is not safe to use after a fork: its threads do not exist in the child, which would
-wait for them forever. So a child of a process that has used the client is refused at once.
+wait for them forever. So a child of a process that has used the client gets an error at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FORK_REMEDY = (
 )
 """The remedy for a child of a process that has used the client."""
 _CLOSE_SECONDS = 2.0
-"""The longest time for cancelling requests in flight when the process ends."""
+"""The longest time for cancelling requests in flight when the process exits."""
 _REST_SECONDS = 10.0
-"""The longest time to wait thereafter until the client's threads have nothing to do any more."""
+"""The longest time to wait after that until the client's threads are idle."""
 _TASKS = Path("/proc/self/task")
 _NUM_LOOKS = 10
 _LOOK_SECONDS = 0.01
 
 
 class _Loop:
-    """An event loop that runs in a thread until the process ends."""
+    """An event loop that runs in a thread until the process exits."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -47,8 +47,8 @@ class _Loop:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Cancel requests in flight, and stop the loop: the client ends the process with an error if
-        one of its threads has a response for an interpreter that has ended."""
+        """Cancel requests in flight, and stop the loop. Otherwise the client aborts the process if
+        one of its threads has a response for an interpreter that has shut down."""
         with contextlib.suppress(Exception):  # the process ends in any case
             asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(
                 timeout=_CLOSE_SECONDS + _REST_SECONDS + 1.0
@@ -77,8 +77,8 @@ async def _cancel_all() -> None:
 
 
 async def _wait_until_client_rests() -> None:
-    """Wait until all of the client's threads sleep at several looks in a row: on a busy machine they
-    may wait for a core for seconds before they drop a request that was cancelled."""
+    """Wait until several checks in a row find all of the client's threads asleep: on a busy machine
+    they may wait for a core for seconds before they drop a request that was cancelled."""
     end = asyncio.get_running_loop().time() + _REST_SECONDS
     num_asleep = 0
     while num_asleep < _NUM_LOOKS and asyncio.get_running_loop().time() < end:
@@ -87,7 +87,7 @@ async def _wait_until_client_rests() -> None:
 
 
 def _is_client_active() -> bool:
-    """Return whether one of the client's threads is running or waits for a core (Linux)."""
+    """Return whether one of the client's threads is running or waiting for a core (Linux)."""
     for task in _TASKS.iterdir():
         with contextlib.suppress(OSError):  # the thread has ended
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
@@ -135,7 +135,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _after_fork() -> None:
-    """Start afresh in a child: without a loop, and with a lock that no thread holds."""
+    """Reset the state in a child, which has no loop, with a lock that no thread holds."""
     global _running, _lock, _forked_after_use
     _forked_after_use = _forked_after_use or _running is not None
     _running = None

@@ -1,4 +1,4 @@
-"""Tables of the objects of a listing, made of the Arrow tables that obstore gives."""
+"""Tables of the objects of a listing, made from the Arrow tables that obstore returns."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from megablend.storage.objects.object_version import ObjectVersion
 
 
 class ObjectTable(NamedTuple):
-    """Objects of a bucket: a row for each."""
+    """A table of objects of a bucket, with one row for each object."""
 
     paths: Texts
-    """Their locations."""
+    """The location of each object."""
     sizes: Int64s
-    """int64 [n], bytes."""
+    """The size of each object in bytes: int64 [n]."""
     etags: Texts
-    """See `ObjectVersion.etag`."""
+    """The etag of each object; see `ObjectVersion.etag`."""
     modified: Int64s
-    """int64 [n], seconds since 1970."""
+    """The time of each object's last modification: int64 [n], seconds since 1970."""
     matches: Bools
-    """bool [n], whether the key matches the pattern."""
+    """Whether the key matches the pattern: bool [n]."""
 
     @classmethod
     def of_arrow(cls, listed: Any, root: str, pattern: str) -> ObjectTable:
-        """Make a table of obstore's metadata of objects: `path`, `size`, `e_tag`, `last_modified`.
+        """Return a table made from obstore's metadata of objects: `path`, `size`, `e_tag`,
+        `last_modified`.
 
         Args:
             root: the location of the bucket.
@@ -89,7 +90,7 @@ class ObjectTable(NamedTuple):
 
 
 class ObjectTableBuilder:
-    """A table of objects that grows in place."""
+    """Builds a table of objects in place."""
 
     def __init__(self) -> None:
         self._paths = TextsBuilder()
@@ -105,7 +106,7 @@ class ObjectTableBuilder:
             column += added.data
 
     def build(self) -> ObjectTable:
-        """Return the table; nothing may be added any more."""
+        """Return the table, to which nothing may be added any more."""
         sizes, modified, matches = self._others
         return ObjectTable(
             self._paths.build(),
@@ -125,8 +126,8 @@ def join_tables(parts: Iterable[ObjectTable]) -> ObjectTable:
 
 
 def _make_texts(column: Any) -> Texts:
-    """Return a column of Arrow's as a table's. The bytes are copied, since one column of a batch keeps
-    the memory of all."""
+    """Convert an Arrow column to texts. The bytes are copied, since one column of a batch keeps the
+    memory of all columns alive."""
     builder = TextsBuilder()
     for chunk in column.chunks:
         _, ends, letters = chunk.buffers()

@@ -16,25 +16,25 @@ class ObjectVersion:
     """A version of an object."""
 
     size: int
-    """Bytes."""
+    """The size in bytes."""
     etag: str
-    """Without quotes; empty if the store gives none, or a weak one, which two versions may
+    """The etag without quotes; empty if the store gives none, or a weak one, which two versions may
     share."""
     modified: int
-    """Seconds since 1970; 0 if it is not known."""
+    """The time of the last modification, in seconds since 1970; 0 if it is not known."""
     version_id: str | None = None
     """The store's id of the version, by which it can still be read after it was replaced; None
     unless the store's option `versions` is set."""
 
     @property
     def stat(self) -> FileStat:
-        """The size and identity of the version for readers of files: the same from a LIST, a HEAD and
-        a GET."""
+        """The size and identity of the version for readers of files, which are the same from a
+        LIST, a HEAD and a GET."""
         return FileStat(size=self.size, etag=self.etag or f"modified-{self.modified}")
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The options by which obstore sends a GET that is answered for this version only."""
+        """The options for a GET that the store answers for this version only."""
         if self.version_id is not None:
             return {"version": self.version_id}
         if self.etag:
@@ -51,7 +51,7 @@ class ObjectVersion:
             if other.etag != self.etag:
                 return f"its etag is {other.etag}, but was {self.etag}"
         elif self.modified and other.modified and other.modified != self.modified:
-            return f"it was last modified at {_show(other.modified)}, but before at {_show(self.modified)}"
+            return f"it was last modified at {_show(other.modified)}, but previously at {_show(self.modified)}"
         return None
 
 
@@ -78,13 +78,12 @@ def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVe
 
 
 def normalise_etag(etag: str | None) -> str:
-    """Return an etag without quotes, which stores write in some responses only; "" for a weak
-    etag."""
+    """Return an etag without the quotes that only some responses contain; "" for a weak etag."""
     if not etag or etag.startswith("W/"):
         return ""
     return etag.strip().strip('"')
 
 
 def _show(seconds: int) -> str:
-    """Return a time in a form for messages."""
+    """Return a time as text for messages."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,5 +1,4 @@
-"""Making obstore's stores, by which buckets and servers are accessed, from options and the
-environment."""
+"""Create obstore's stores, which access buckets and servers, from options and the environment."""
 
 from __future__ import annotations
 
@@ -108,8 +107,8 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
-    """Return the endpoint that is set, by the config or by the environment. Raises: ConfigError if
-    the environment's is not a URL, at which the client would panic."""
+    """Return the endpoint that the config or the environment sets. Raises: ConfigError if the
+    environment's is not a URL, on which the client would panic."""
     if options.endpoint:
         return options.endpoint
     for name in _ENDPOINTS.get(address.scheme, ()):
@@ -186,7 +185,7 @@ def _client_options(
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"{address.root}: ca_file {ca_file} cannot be read ({error.strerror})"
+                f"{address.root}: ca_file {ca_file} cannot be read ({error.strerror}); check the path"
             ) from None
     if options.proxy:
         settings["proxy_url"] = options.proxy

@@ -29,8 +29,8 @@ _MAX_REQUESTS = 32
 _MIN_BYTES_PER_SECOND = 100_000
 """The rate below which an attempt that transfers bytes has failed."""
 _PUT_SECONDS = 30.0
-"""The time that an attempt may take in addition."""
-_WRITE_ACCESS = "get permission to read, write, list and delete objects there"
+"""The time that an attempt may take in addition to the transfer."""
+_WRITE_ACCESS = "grant these credentials permission to read, write, list and delete objects there"
 
 
 class NoResponseError(CacheError):
@@ -50,7 +50,7 @@ class ObjectEntry(NamedTuple):
 
 
 class ObjectPrefix:
-    """Objects by their keys below a prefix. Picklable; safe between threads.
+    """The objects below a prefix, by their keys. Picklable and thread-safe.
 
     Raises, from any call: ConfigError if the client is missing or this process was forked after
     using it; CacheError if a request is refused; NoResponseError if it failed for `give_up_after`.
@@ -137,7 +137,7 @@ class ObjectPrefix:
         """Write an object unless it exists. Returns: whether it was written.
 
         Also returns False if an earlier attempt of this call wrote the object and the response was
-        lost: compare the content of the object.
+        lost; compare the object's content to find out.
         """
         return self.create_each(key, [data]) == 1
 

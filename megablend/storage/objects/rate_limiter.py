@@ -1,5 +1,5 @@
-"""Limits of the requests to a source: of their number in flight, of the bytes that they ask for, and
-of their rate. A process has a share of the job's limits."""
+"""Limit the requests to a source: their number in flight, the bytes that they ask for, and their
+rate. A process has a share of the job's limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 FIRST_REQUESTS = 256
-"""The number of a process's requests in flight before any latency was measured: at 30 ms and 64 KB
-each, about 500 MB/s. Latency alone does not reduce it: a client and a server that are busy take less
-CPU time for each of many requests."""
+"""The number of a process's requests in flight before any latency has been measured: at 30 ms and
+64 KB each, about 500 MB/s. Latency alone does not reduce it: with many requests in flight, a busy
+client and server need less CPU time for each."""
 MAX_REQUESTS = 1024
 """The most requests of a process in flight at a time, however short the latency."""
 MAX_BYTES = 256 << 20
@@ -22,16 +22,16 @@ MAX_BYTES = 256 << 20
 _MIN_REQUESTS = 4
 """The fewest requests in flight to which a busy source reduces a process."""
 _SHORT_RATIO = 1.5
-"""Below this ratio of the latency to the shortest one, more requests make more throughput."""
+"""Below this ratio of the latency to the shortest one, more requests increase the throughput."""
 _LONG_RATIO = 3.0
 """Above this ratio of the latency to the shortest one, further requests only wait in line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
-"""Factors of the number of requests when more, or fewer, are admitted."""
+"""The factors by which the number of requests changes when more, or fewer, are admitted."""
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause, even if a source asks for a longer one."""
 _LATENCY_SECONDS = 10.0
-"""The time for which the shortest latency counts, at least."""
+"""The minimum time for which the shortest latency counts."""
 JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 """Environment variables with the number of processes of a job."""
 
@@ -59,12 +59,12 @@ def _find_worker() -> Any:
 
 
 class Failing(NamedTuple):
-    """The failures of a source since it last responded as it should."""
+    """The failures of a source since it last gave a proper response."""
 
     since: float
-    """The time of the event loop of the first failure."""
+    """The time of the first failure, by the clock of the event loop."""
     cause: str
-    """Why the last request failed."""
+    """The reason why the last request failed."""
 
 
 class RateLimiter:
@@ -73,15 +73,15 @@ class RateLimiter:
     How many are admitted follows from the latency, the time until a response begins. While it is
     close to the shortest one that was measured, the network has room, and more requests are
     admitted. When it is several times as long, requests wait for one another, and fewer are
-    admitted, but at least FIRST_REQUESTS. Only a source that says it is busy gets fewer than those,
+    admitted, but at least FIRST_REQUESTS. Only a source that says it is busy gets fewer than that,
     and then one more after each round of successes. While a source has asked for a pause, nothing
     is admitted.
 
     Args:
-        max_requests: limit of the whole job.
-        max_rate: limit of the whole job, in bytes per second; None for no limit.
+        max_requests: the limit of the whole job.
+        max_rate: the limit of the whole job, in bytes per second; None for no limit.
         processes: the number of processes that share these limits.
-        max_request_rate: limit of the whole job, in requests per second; None for no limit.
+        max_request_rate: the limit of the whole job, in requests per second; None for no limit.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class RateLimiter:
         self._latency = 0.0
         """The moving average of the latency, in seconds."""
         self._shortest_now = math.inf
-        """The shortest latency of the present period of _LATENCY_SECONDS."""
+        """The shortest latency of the current period of _LATENCY_SECONDS."""
         self._shortest_before = math.inf
         """The shortest latency of the previous period."""
         self._period_end = 0.0
-        """The end of the present period."""
+        """The end of the current period."""
         self.requests = 0
         """The number of requests in flight."""
         self.bytes = 0
@@ -169,11 +169,13 @@ class RateLimiter:
         self._admit()
 
     def slow_down(self, now: float, pause: float = 0.0, *, is_told: bool = False) -> None:
-        """Admit fewer requests: the source is busy. Many responses within a second count once.
+        """Admit fewer requests, since the source is busy. Many responses within a second count
+        once.
 
         Args:
             pause: the seconds for which no request is admitted.
-            is_told: whether another process has notified this one, so that `on_busy` is not called.
+            is_told: whether another process has notified this one, so that `on_busy` is not
+                called.
         """
         until = now + min(pause, MAX_PAUSE_SECONDS)
         is_new = now - self._slowed_at >= 1 or until >= self.paused_until + 1
@@ -212,7 +214,8 @@ class RateLimiter:
             self._adjust(self._latency / max(1e-6, min(self._shortest_before, self._shortest_now)))
 
     def _adjust(self, latency_ratio: float) -> None:
-        """Aim at more requests, or at fewer, by the ratio of the latency to the shortest one."""
+        """Raise or lower the target number of requests, given the ratio of the latency to the
+        shortest one."""
         is_slowed = self.is_slowed
         aim = self._aim
         if latency_ratio < _SHORT_RATIO and (self._waiting or self.backlog):
@@ -244,7 +247,7 @@ class RateLimiter:
                 turn.set_result(None)
 
     async def pay(self, size: int = 0) -> None:
-        """Wait until a request of `size` bytes is within the rates, and for the end of a pause. The
+        """Wait until a request of `size` bytes is within the rates and any pause has ended. The
         requests of one second may be sent at once."""
         now = asyncio.get_running_loop().time
         until = 0.0

@@ -1,5 +1,4 @@
-"""Retries of requests to a source, until a request succeeds, is refused, or has failed for too
-long."""
+"""Retry requests to a source until they succeed, are refused, or have failed for too long."""
 
 from __future__ import annotations
 
@@ -19,15 +18,16 @@ T = TypeVar("T")
 _LOG_SECONDS = 60.0
 """The shortest time between two warnings about a source."""
 _QUIET_ATTEMPTS = 3
-"""The number of attempts at a request before its failures are logged: a few are ordinary."""
+"""The number of attempts at a request before its failures are logged, since a few failures are
+ordinary."""
 _FIRST_CONTACT_SECONDS = 10.0
-"""The time after which a source that has never responded is given up: its name, port or certificate
-is probably wrong."""
+"""The time after which requests to a source that has never responded are given up: its name, port
+or certificate is probably wrong."""
 _MAX_DOUBTFUL_ATTEMPTS = 3
-"""The most attempts at a request after a kind of failure that further attempts rarely mend."""
+"""The largest number of attempts at a request after a kind of failure that retries rarely cure."""
 _RANDOM = random.SystemRandom()
-"""A source of chance other than the global one, which a program may have seeded: what is read must
-not change what the program draws. Forked workers draw different numbers."""
+"""A random generator other than the global one, which a program may have seeded: reads must not
+change the numbers that the program draws. Forked workers draw different numbers."""
 _MAX_SECONDS = 10.0
 """The longest pause between two attempts."""
 _PAGE_KEYS = 1000
@@ -37,7 +37,7 @@ _LISTED_BYTES = 250
 _OF_OBJECTS = (Kind.MISSING, Kind.CHANGED, Kind.EMPTY, Kind.BAD_KEY)
 """The kinds of failures for which the source is not at fault."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
-"""The kinds of failures after which a request is tried until it has failed for too long."""
+"""The kinds of failures after which a request is retried until it has failed for too long."""
 
 
 @dataclass(slots=True)
@@ -52,13 +52,14 @@ class Counts:
     """Requests that were sent a second time because they were late."""
 
     def add_listing(self, num_keys: int, num_letters: int) -> None:
-        """Add a listing, which comes in pages, of keys that have so many letters in all."""
+        """Count a listing, which comes in pages, of `num_keys` keys with `num_letters` characters
+        in total."""
         self.requests += max(1, -(-num_keys // _PAGE_KEYS))
         self.bytes += _LISTED_BYTES * num_keys + num_letters
 
 
 class RetryPolicy:
-    """Retries of the requests to one source; used in the event loop only.
+    """Retries the requests to one source; used in the event loop only.
 
     Args:
         root: the location of the source for messages, such as s3://bucket.
@@ -74,7 +75,7 @@ class RetryPolicy:
         self._has_answered = False
         self._logged_at = -_LOG_SECONDS
         self._failing = 0
-        """The number of requests that are being tried again."""
+        """The number of requests that are being retried."""
 
     def note_success(self) -> None:
         """Note that a request got a response."""
@@ -127,7 +128,7 @@ class RetryPolicy:
 
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
         """Wait before the next attempt: longer after each, and for a random time, so that requests
-        which failed together do not come back together."""
+        that failed together are not retried together."""
         if failure.kind is Kind.BUSY:
             self._limiter.slow_down(now, failure.pause)
         if attempts > _QUIET_ATTEMPTS:
@@ -140,7 +141,8 @@ class RetryPolicy:
         await asyncio.sleep(pause)
 
     def _note_failure(self, failure: Failure, now: float) -> None:
-        """Count a failure, which shows that the source responds unless it is of the connection."""
+        """Count a failure. It shows that the source responds, unless it is one of the
+        connection."""
         before = self._limiter.failing
         is_fault = failure.kind not in _OF_OBJECTS
         since = now if before is None else before.since
@@ -168,11 +170,11 @@ class RetryPolicy:
             )
 
     def _log(self, failure: Failure, now: float) -> None:
-        """Warn that requests are being tried again, once a minute at most."""
+        """Warn that requests are being retried, at most once a minute."""
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
             LOG.warning(
-                "%s: %s; %d requests are being tried again, each for %.0f s at most (%d of %d failed so far)",
+                "%s: %s; %d requests are being retried, each for at most %.0f s (%d of %d failed so far)",
                 self._root,
                 failure.cause,
                 self._failing,
@@ -185,7 +187,7 @@ class RetryPolicy:
 async def attempt_within(
     seconds: float, send: Callable[[], Awaitable[T]], *, is_write: bool = False
 ) -> T | Failure:
-    """Send a request that may take some seconds. Returns: the response, or the failure."""
+    """Send a request that may take at most `seconds`. Returns: the response, or the failure."""
     try:
         return await asyncio.wait_for(send(), seconds)
     except asyncio.TimeoutError:  # not TimeoutError before Python 3.11
@@ -195,7 +197,7 @@ async def attempt_within(
 
 
 def _is_final(failure: Failure, attempts: int) -> bool:
-    """Return whether a request that has failed is not tried again."""
+    """Return whether a request that has failed is not to be retried."""
     if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
         return attempts >= _MAX_DOUBTFUL_ATTEMPTS
     return failure.kind not in _TRIED_AGAIN

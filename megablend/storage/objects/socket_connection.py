@@ -1,5 +1,5 @@
-"""A connection that requests ranges over HTTP/1.1, and receives their bytes straight into the memory
-where they are needed. It accepts only the expected response to a request."""
+"""A connection that requests ranges over HTTP/1.1, and receives their bytes directly into the
+memory where they are needed. It accepts only the expected response to a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD_BYTES = 8 << 10
 
 
 class UnexpectedResponseError(Exception):
-    """A response is not the expected one, so the client has to be asked."""
+    """A response is not the expected one, so the client has to send the request."""
 
 
 class RangeConnection(asyncio.BufferedProtocol):
@@ -26,7 +26,8 @@ class RangeConnection(asyncio.BufferedProtocol):
         self._head = bytearray(_HEAD_BYTES)
         self._view = memoryview(self._head)
         self._num_received = 0
-        """The number of bytes received into `_head`: of the head, and of the body if some came along."""
+        """The number of bytes received into `_head`: those of the head, and those of the body that
+        arrived with it."""
         self._rest: memoryview | None = None
         """The memory for the rest of the body; None until the head is complete."""
         self._status = 0
@@ -51,7 +52,7 @@ class RangeConnection(asyncio.BufferedProtocol):
         return self._done
 
     def abort(self) -> None:
-        """Close the connection: nothing is written to a request's memory any longer."""
+        """Close the connection, after which nothing is written to a request's memory."""
         self._request = None
         if self._transport is not None:
             self._transport.abort()
@@ -93,7 +94,7 @@ class RangeConnection(asyncio.BufferedProtocol):
 
     def _begin_body(self, request: Request, end: int) -> memoryview | None:
         """Parse the head of a response, which ends at byte `end`, and store the bytes of the body
-        that came along. Returns: the memory for the rest of the body; None if the response is
+        that arrived with it. Returns: the memory for the rest of the body; None if the response is
         unexpected."""
         head = self._head[:end].decode("latin-1")
         lower = head.lower()  # names of headers may be written in any case
@@ -135,7 +136,7 @@ class RangeConnection(asyncio.BufferedProtocol):
         return memory[len(body) :]
 
     def _end(self, error: Exception | type[Exception] | None) -> None:
-        """End the request: its response is complete, or will not be because of `error`."""
+        """End the request, whose response is complete, or has failed with `error`."""
         done = self._done
         self._done = None
         self._request = self._rest = None

@@ -1,10 +1,10 @@
-"""Ranged GETs over sockets of the event loop, straight into the memory where the bytes are needed.
+"""Ranged GETs over sockets of the event loop, directly into the memory where the bytes are needed.
 
-obstore's client needs two calls for a range of one version, each with a thread that hands the
-response on: five times the CPU time of reading the same bytes from a socket. So the most frequent
-reads, ranges of known versions, are requested here, by URLs that the client signs. Only the expected
-response is accepted here. For any other response the client is asked, which knows redirects,
-credentials and proxies, and the meaning of errors.
+obstore's client needs two calls for a range of one version, each with a thread that passes on the
+response, which takes five times the CPU time of reading the same bytes from a socket. So this
+module sends the most frequent requests, for ranges of known versions, by URLs that the client
+signs. It accepts only the expected response. Otherwise the client sends the request: it knows
+redirects, credentials and proxies, and the meaning of errors.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SIGNED_SECONDS = 900
 _MAX_TARGETS = 4096
 """The number of objects whose URLs are kept."""
 _IDLE_SECONDS = 45.0
-"""The time after which an idle connection is not used again: a device on the way may have forgotten
-it."""
+"""The time after which an idle connection is not used again, since a device on the route may have
+forgotten it."""
 _MAX_UNEXPECTED = 3
-"""The number of unexpected responses in a row, to requests that the client then made successfully,
-after which only the client is asked."""
+"""The number of unexpected responses in a row, to requests for which the client then succeeded,
+after which all requests are left to the client."""
 
 
 class _Target(NamedTuple):
-    """The server of an object, and the begin of requests for the object."""
+    """The server of an object, and the beginning of requests for the object."""
 
     host: str
     port: int
     tls: ssl.SSLContext | None
     head: bytes
-    """The begin of all requests for the object, up to the headers that differ."""
+    """The beginning of all requests for the object, up to the headers that differ."""
 
 
 class SocketReader:
@@ -70,18 +70,18 @@ class SocketReader:
         self._unexpected = 0
         """The number of unexpected responses in a row; see _MAX_UNEXPECTED."""
         self._generation = 0
-        """The number of the present generation of signed URLs: a new one begins when a response is
+        """The number of the current generation of signed URLs: a new one begins when a response is
         unexpected, since credentials may have expired."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether the source's responses are as this reader expects."""
+        """Whether the source responds as this reader expects."""
         return self._unexpected < _MAX_UNEXPECTED
 
     async def read(
         self, request: Request, ask_client: Callable[[Request], Awaitable[T | Failure]]
     ) -> T | Failure | None:
-        """Read the requested range into its memory, or else ask the client.
+        """Read the requested range into its memory, or leave the request to the client.
 
         Returns: None if the bytes are in their memory; otherwise a failure, or the client's response.
         """
@@ -140,7 +140,8 @@ class SocketReader:
             raise UnexpectedResponseError
 
     async def _find_target(self, request: Request) -> _Target:
-        """Return the target of a request, kept or made. Raises: UnexpectedResponseError."""
+        """Return the target of a request, from the cache or newly made. Raises:
+        UnexpectedResponseError."""
         loop = asyncio.get_running_loop()
         key = request.wanted.key
         period = int(loop.time() // (SIGNED_SECONDS / 3))
@@ -178,8 +179,8 @@ class SocketReader:
         )
 
     def _take_idle(self) -> RangeConnection | None:
-        """Return the idle connection that was used last, None if there is none; close those that
-        were idle for too long."""
+        """Return the idle connection that was used last; None if there is none. Close those that
+        have been idle for too long."""
         oldest_use = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle and self._idle[0].used_at < oldest_use:
             self._idle.popleft().abort()

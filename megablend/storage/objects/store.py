@@ -68,8 +68,8 @@ MAX_FILES = 16
 
 
 class ObjectStorage:
-    """Object stores and web servers of any number of buckets.
-    Picklable (its options are); safe between threads.
+    """Reads object stores and web servers, with any number of buckets. Thread-safe and picklable
+    (only the options are pickled).
 
     Raises, from any call: ConfigError if the client is missing, the location names no bucket, or
     this process was forked from one that has read from an object store.
@@ -250,7 +250,7 @@ class ObjectStorage:
         begins: Int64s,
         out: Bytes,
     ) -> tuple[Bytes, Int64s]:
-        """Read ranges into `out`, of the version that is pinned."""
+        """Read ranges of the pinned version into `out`."""
         version = self._known.get(path)
         if version is None:
             version = self._known.keep(path, await bucket.stat(client, path, key))
@@ -261,7 +261,7 @@ class ObjectStorage:
     async def _find_versions(
         self, client: BucketClient, paths: Sequence[str], keys: Sequence[str]
     ) -> None:
-        """Request the present versions of objects, which are pinned from then on."""
+        """Request the current versions of objects, which are pinned from then on."""
         for path in paths:
             self._known.forget(path)
         await call_each(
@@ -273,7 +273,7 @@ class ObjectStorage:
     async def _read_ends(
         self, client: BucketClient, path: str, key: str, version: ObjectVersion | None
     ) -> None:
-        """Pin a version of an object, the present one if `version` is None, and keep its ends."""
+        """Pin a version of an object, the current one if `version` is None, and keep its ends."""
         mirror = self._options.mirror
         if mirror is not None and mirror.covers(path):
             # The mirror reads the ends, once for all processes of the node
@@ -351,7 +351,7 @@ class ObjectStorage:
                 raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
             raise CorruptFileError(
                 path,
-                f"truncated: {size} bytes expected here, but the file ends at byte {file_size}; restore it",
+                f"truncated: expected {size} bytes here, but the file ends at byte {file_size}; restore the file",
                 offset=offset,
             )
 
@@ -369,8 +369,8 @@ class ObjectStorage:
         known_query = self._queries.get(plain, "")
         if not query and known_query is None:
             raise ConfigError(
-                f"{plain}: its query, which may be a signature, is not pickled: open the run in "
-                "this process with the config that has the URL"
+                f"{plain}: its query, which may be a signature, was not pickled; open the run in this process with the config "
+                "that contains the URL"
             )
         query = query or known_query or ""
         options = find_options(self._options, plain)
@@ -378,7 +378,7 @@ class ObjectStorage:
         return get_client(address, options, query)
 
     def _lister(self, location: str, address: Address) -> BucketLister:
-        """Return what lists the bucket of a location that is not on a web server. Raises:
+        """Return the lister of the bucket of a location, which must not be on a web server. Raises:
         ConfigError."""
         client = self._client(location, address)
         check_can_list(location)

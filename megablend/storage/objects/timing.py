@@ -1,8 +1,9 @@
 """The time that a request may take before it is tried again, or sent a second time: learned from
 earlier responses.
 
-A fixed time-out repeats requests that a slow source would still have answered, which makes the source
-slower. So more time is given if responses usually take longer, as they do behind a limited rate.
+With a fixed time-out, requests that a slow source would still have answered are repeated, which
+makes the source slower. So more time is given if responses usually take longer, as they do behind a
+limited rate.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _LATE_QUANTILE = 0.99
 _RECENT = 200
 """The number of recent responses from which the quantile is computed."""
 _RANK_EVERY = 100
-"""The number of responses after which the quantile is taken again: sorting costs more CPU time than
-a response."""
+"""The number of responses after which the quantile is computed again: sorting costs more CPU time
+than a response."""
 
 
 class Timing:
@@ -82,9 +83,9 @@ class Timing:
             self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, sent_at: float, in_flight: int) -> bool:
-        """Return whether as many later requests got responses as are in flight: a request sent at
-        `sent_at` is then not just waiting for its turn. Requests that were sent at about the same
-        time are answered in any order."""
+        """Return whether as many later requests have got responses as are in flight. A request sent
+        at `sent_at` is then not just waiting for its turn. Requests that were sent at about the
+        same time are answered in any order."""
         later = sent_at + self._read_timeout / _SAME_TIME_DIVISOR
         return sum(other > later for other in self._sent_times) >= max(_MIN_LATER, in_flight)
 
@@ -100,8 +101,8 @@ class Timing:
         return patience + self._transfer_seconds(size)
 
     def allow_stalled(self, size: int) -> float:
-        """Return these seconds for a request that later ones have overtaken: the source is not
-        slow, so the times of other responses are no reason to wait longer."""
+        """Return the seconds as `allow` does, for a request that later ones have overtaken: the
+        source is not slow, so the times of other responses are no reason to wait longer."""
         return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:
@@ -110,7 +111,7 @@ class Timing:
         return 2 * self._late if self._late else None
 
     def _transfer_seconds(self, size: int) -> float:
-        """Return the additional seconds that `size` bytes may take, if no response so far had as
-        many."""
+        """Return the additional seconds that `size` bytes may take if all responses so far had
+        fewer."""
         more_bytes = max(0, size - self._largest)
         return more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)

@@ -14,7 +14,7 @@ from megablend.errors import ConfigError
 LIST_ENDING = ".urls"
 """The suffix of a local text file with one URL per line."""
 MAX_URLS = 1_000_000
-"""The most URLs that braces may stand for: more are probably a typing error."""
+"""The largest number of URLs that braces may stand for: more are probably a typing error."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 _WEB = re.compile(r"https?://", re.IGNORECASE)

@@ -1,5 +1,5 @@
-"""Calling a coroutine function for many items with a few tasks,
-about as many as requests are admitted.
+"""Call a coroutine function for many items with a few tasks, about as many as requests are
+admitted.
 
 A task for each item, all made at once, would cost more CPU time than the requests: the garbage
 collector traverses all tasks that wait.
@@ -58,8 +58,8 @@ class _Calls(Generic[T]):
                 task.cancel()
 
     async def _work(self) -> None:
-        """Run in a task: call the function for one item after another, and start another task if
-        more requests are admitted by now."""
+        """Call the function for one item after another, and start another task if more requests are
+        admitted by now. Runs in a task."""
         while self._items_left:
             item = self._items_left.popleft()
             self._limiter.backlog -= 1
@@ -73,7 +73,8 @@ class _Calls(Generic[T]):
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Note that a task has ended: the first error, or the end of the last task, ends all."""
+        """Note that a task has ended. The first error, or the end of the last task, ends the whole
+        call."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if self._finished.done():

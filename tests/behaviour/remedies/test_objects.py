@@ -205,7 +205,7 @@ test_objects = table(
     fault("a wrong secret", answers(403, "SignatureDoesNotMatch"),
           r"the secret key is wrong \(SignatureDoesNotMatch\): check the credentials in the environment", answers(0)),
     fault("no permission", answers(403, "AccessDenied"),
-          r"access is denied \(AccessDenied\): get permission to read it .*; or set `anonymous: true` if it is public",
+          r"access is denied \(AccessDenied\): grant these credentials read access .*, or set `anonymous: true` if it is public",
           answers(0)),
     fault("an archived object", answers(403, "InvalidObjectState"),
           r"the object is archived \(InvalidObjectState\): restore it from the archive first", answers(0)),
@@ -245,7 +245,7 @@ test_objects = table(
           r"clocks of this machine and the store differ \(RequestTimeTooSkewed\): set the clock of this machine",
           source(refuses=with_clock(0))),
     fault("a time that is none", source(change=with_time("yesterday")),
-          "Last-Modified header that is not a time: correct the server's clock or settings, or leave the header out",
+          "Last-Modified header that is not a time: correct the server's clock or settings, or remove the header",
           source(change=with_time("Wed, 21 Oct 2015 07:28:00 GMT")), source(change=with_time(None))),
     # locations
     fault("an empty part of a key", at("s3://b/a//x"),
@@ -261,7 +261,7 @@ test_objects = table(
     fault("a user in a URL", at("http://u:p@127.0.0.1:{port}/b/x"), "contains a user or password; remove it from the URL",
           at(WEB)),
     fault("an encoded slash", at("{url}/b%2Fx"), "has an encoded slash .* use a URL without it", at(WEB)),
-    fault("no host", at("http:///b/x"), "names no server, expected http://host/path", at(WEB)),
+    fault("no host", at("http:///b/x"), "contains no server name, expected http://host/path", at(WEB)),
     fault("a star of a web server", at("{url}/b/[x]"), r"write \[ and \* in a file's name as %5B and %2A",
           has("b/[x]", "{url}/b/%5Bx]")),
     fault("no bucket in a location", at("s3:///x"), "found '' as the bucket, expected s3://bucket/key", at("s3://b/x")),
@@ -278,12 +278,12 @@ test_objects = table(
           r"the server redirects to a URL that cannot be requested .*: check the location", source(redirect=None),
           at("{url}/b/x?token=1")),
     fault("a server that compresses", (source(change=compress), at(WEB)),
-          "the server compresses its responses .*: switch compression off for these files, or copy them", source(change=None),
+          "the server compresses its responses .*: turn off compression for these files, or copy them", source(change=None),
           copy_to_a_file),
     # packages
     fault("a client that is not installed", without_package("obstore"),
           r"needs obstore: install megablend\[objects\] \(`pip install '(.*)'`\)", with_package("obstore"), fails=stat),
-    fault("a helper that was killed", kill_helper, "the helper process for object stores has ended",
+    fault("a helper that was killed", kill_helper, "the helper process for object stores has exited",
           lambda _: close_helper(), fails=read_helped, works=(read_helped, lambda _: close_helper())),
 )
 # fmt: on

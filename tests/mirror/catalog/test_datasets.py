@@ -388,7 +388,7 @@ def test_bad_input(tmp_path: Path) -> None:
             code, message = node.fail("add", "e", refused)
             assert code == 2
             assert message.startswith(f"{refused}: {reason}")
-            remedy = "give the file another name" if ".." in refused else "add a prefix of it to"
+            remedy = "rename the file at its source" if ".." in refused else "add a prefix of it to"
             assert message.splitlines()[1].startswith(remedy)
         assert node.fail("want", "corpus", "--until", "soon")[1].startswith("--until: found 'soon'")
         assert node.fail("want", "corpus", "--nodes", ",")[1].startswith("--nodes: found ','")

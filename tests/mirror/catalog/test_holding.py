@@ -367,7 +367,7 @@ def test_a_source_that_fails_is_told_while_it_is_tried_again(
             await until(lambda: bool(held.states) and bool(held.states[0].trouble))
             trouble = held.states[0].trouble
             assert trouble.startswith(f"{source.url}: no request has succeeded since ")
-            assert trouble.endswith("check the source and the network: requests are tried again")
+            assert trouble.endswith("check the source and the network; requests are being retried")
             assert not held.states[0].is_stuck
             source.faults = Faults()
             await until(lambda: not held.states[0].missing)

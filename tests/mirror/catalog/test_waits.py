@@ -79,7 +79,7 @@ def test_a_wait_for_what_is_denied_ends_and_the_want_stays(
                 await datasets.answer({"verb": "wait", "target": "e"})
             cause, outcome = str(raised.value).splitlines()
             assert cause.startswith(f"{url}: cannot be read: access is denied")
-            assert "get permission to read it" in cause
+            assert "grant these credentials read access" in cause
             assert outcome == (
                 "nothing was fetched for 1 s; e@latest stays wanted, and is fetched once this is fixed"
             )

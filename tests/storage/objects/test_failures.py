@@ -304,7 +304,7 @@ def test_a_certificate_of_a_ca_file_is_trusted(tls: tuple[str, Path]) -> None:
     ("key", "says"),
     [
         ("plain", r"redirects to a URL that cannot be requested \(from https:// to http://"),
-        ("nowhere", "redirects without saying where.*; of a web server, check the location"),
+        ("nowhere", "redirects without saying where.*; for a web server, check the location"),
     ],
 )
 def test_a_redirect_that_cannot_be_followed(tls: tuple[str, Path], key: str, says: str) -> None:

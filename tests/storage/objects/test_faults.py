@@ -59,13 +59,11 @@ def test_an_outage_is_waited_for_and_said_once(
             read_pages(storage, url, 50)
         assert source.is_down is False
     assert [
-        record.getMessage()
-        for record in caplog.records
-        if "being tried again" in record.getMessage()
+        record.getMessage() for record in caplog.records if "being retried" in record.getMessage()
     ] != []
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().startswith(f"{source.url}: ")
-    assert "each for 600 s at most" in caplog.records[0].getMessage()
+    assert "each for at most 600 s" in caplog.records[0].getMessage()
 
 
 def test_it_is_given_up_after_the_time_that_was_set() -> None:

@@ -177,7 +177,7 @@ def test_a_pickle_has_no_query_and_its_first_read_says_so(nginx: WebServer, tmp_
     assert b"s3cr3t" not in stored
     with pytest.raises(
         ConfigError,
-        match=r"/signed/.*: its query, which may be a signature, is not pickled",
+        match=r"/signed/.*: its query, which may be a signature, was not pickled",
     ):
         pickle.loads(stored)[0]
 

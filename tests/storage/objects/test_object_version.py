@@ -34,12 +34,12 @@ def answer(size: int = 10, etag: str | None = '"a"', time: datetime = TIME) -> d
         (
             VERSION,
             ObjectVersion(10, "", SECONDS + 1),
-            "it was last modified at 2026-01-02 03:04:06 UTC, but before at 2026-01-02 03:04:05 UTC",
+            "it was last modified at 2026-01-02 03:04:06 UTC, but previously at 2026-01-02 03:04:05 UTC",
         ),
         (
             ObjectVersion(10, "", SECONDS),
             ObjectVersion(10, "b", SECONDS + 1),
-            "it was last modified at 2026-01-02 03:04:06 UTC, but before at",
+            "it was last modified at 2026-01-02 03:04:06 UTC, but previously at",
         ),
         (ObjectVersion(10, "", SECONDS), ObjectVersion(10, "", 0), None),
         (ObjectVersion(10, "", 0), ObjectVersion(10, "", SECONDS), None),

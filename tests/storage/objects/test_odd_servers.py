@@ -108,7 +108,7 @@ FAULTS = {
     ),
     "compresses": (
         Server(compress),
-        r"compresses its responses \(Content-Encoding: gzip\): switch compression off",
+        r"compresses its responses \(Content-Encoding: gzip\): turn off compression",
     ),
     "chunks": (
         Server(send_in_chunks),

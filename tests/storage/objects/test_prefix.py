@@ -80,10 +80,10 @@ def test_a_write_whose_connection_breaks(
         for call in (prefix.write, prefix.create):
             with pytest.raises(
                 CacheError,
-                match=f"s3://b/c/x: cannot access the cache: {says}; .*: check that these credentials may write there",
+                match=f"s3://b/c/x: cannot access the cache: {says}; .*: check the write permission",
             ):
                 call("x", b"1")
-        assert f"s3://b: {says}; 1 requests are being tried again" in caplog.text
+        assert f"s3://b: {says}; 1 requests are being retried" in caplog.text
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "writer")
         forget_clients()
         prefix.write("x", b"2")

@@ -164,9 +164,7 @@ def test_a_run_goes_on_after_an_outage(
         found = read_digests(dataset)
         assert not source.is_down
         assert found == read_digests(megablend.open(run.plain))
-    assert (
-        len([each for each in caplog.records if "are being tried again" in each.getMessage()]) <= 2
-    )
+    assert len([each for each in caplog.records if "are being retried" in each.getMessage()]) <= 2
 
 
 @pytest.mark.parametrize(
