@@ -1,4 +1,5 @@
-"""megablend build and index: the index of a config's files, and the ledger of its run."""
+"""The commands `megablend build` and `megablend index`, which index a config's files and commit its
+run."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from megablend.operations.dry_run import DryRun
 
 SHOWN_PROBLEMS = 10
-"""The most missing or changed files that are printed."""
+"""The maximum number of missing or changed files to print."""
 _SHOWN_SOURCES = 5
-"""The most sources of a column that are printed."""
+"""The maximum number of sources of a column to print."""
 of_processes = click.option(
     "--processes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of processes per rank that tokenise text.  [default: the cores that it may use]",
+    help="Number of processes per rank that tokenise text.  [default: the cores that the rank may use]",
 )
 
 
@@ -35,7 +36,7 @@ of_processes = click.option(
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Build nothing; report the requests to object stores and the tokenising that a build would take.",
+    help="Build nothing; report the requests to object stores and the tokenisation that a build would need.",
 )
 @in_cache
 @click.option(
@@ -60,7 +61,7 @@ def build(
     if dry_run:
         if checksums:
             LOG.warning(
-                "--checksums: no checksums are made with --dry-run, and it does not count the reads that they take"
+                "--checksums has no effect with --dry-run, whose estimate does not include the reads for checksums"
             )
         _report_dry_run(config, cache, processes, as_json)
         return
@@ -115,8 +116,8 @@ def _run(
 
 
 def _check_alike(launch: Communicator, *, dry_run: bool) -> None:
-    """Check that all ranks have `--dry-run`, or none: those without it would wait for the others.
-    Collective. Raises: ConfigError."""
+    """Check that all ranks have `--dry-run`, or that none does, since those without it would wait
+    for the others. Collective. Raises: ConfigError."""
     from megablend.distributed.same_settings import check_same_settings
 
     try:
@@ -126,7 +127,7 @@ def _check_alike(launch: Communicator, *, dry_run: bool) -> None:
 
 
 def _report_dry_run(config: str, cache: str | None, processes: int | None, as_json: bool) -> None:
-    """Estimate on rank 0 what indexing takes, and print it."""
+    """Estimate on rank 0 what indexing costs, and print it."""
     from megablend.distributed.find_job import program_launch
     from megablend.operations.dry_run import dry_run
 
@@ -154,19 +155,19 @@ def _print_dry_run(estimates: Sequence[DryRun]) -> None:
             continue
         text += f"; indexing takes {format_transfer(source.to_dict(), 'source_bytes')}"
         if source.tabled:
-            text += "; reading the lengths of its documents, which their order needs, may take as much as the data"
+            text += "; its order needs the lengths of its documents, which may take as much to read as the data"
         print_line(text)
 
 
 def format_transfer(transfer: Mapping[str, Any], of_bytes: str = "bytes") -> str:
-    """Return requests, bytes and cost in words, each as a range if it is not known exactly.
+    """Return the requests, bytes and cost as text, each as a range if it is not known exactly.
 
     Args:
         of_bytes: the key of the number of bytes in `transfer`.
     """
 
     def write(key: str, scale: float, digits: str) -> str:
-        """Return the least and the greatest number as text, or one number if they look the same."""
+        """Return the minimum and the maximum as text, or one number if they look the same."""
         ends = [end for end in (transfer[key], transfer[f"most_{key}"]) if end is not None]
         return " to ".join(dict.fromkeys(f"{end * scale:{digits}}" for end in ends))
 
@@ -210,7 +211,7 @@ def print_index(built: BuiltIndex) -> None:
 
 
 def print_built(built: BuildResult) -> None:
-    """Print what a build indexed, and what the run is committed to now."""
+    """Print what a build indexed, and what the run is now committed to."""
     print_index(built)
     ledger = built.ledger
     if built.stages_before == len(ledger.ends):
@@ -233,7 +234,7 @@ def print_built(built: BuildResult) -> None:
 
 
 def print_problems(problems: Sequence[str]) -> None:
-    """Print the first few of the files of a run that are missing or changed."""
+    """Print the first few missing or changed files of a run."""
     lines = [f"problem: {problem}" for problem in problems]
     print_first(
         lines, SHOWN_PROBLEMS, "problem: {n} more files; `megablend check CONFIG` lists all"

@@ -1,5 +1,5 @@
-"""megablend check, verify and gc: check that data files and the cache are unchanged, and remove
-unneeded parts of the cache."""
+"""The commands `megablend check`, `verify` and `gc`, which check that data files and the cache are
+unchanged, and remove unneeded parts of the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--state",
     metavar="FILE",
-    help="A checkpoint's state as JSON; files that only earlier samples read may be missing.",
+    help="A checkpoint's state as JSON; files that only earlier samples need may be missing.",
 )
 @click.option(
     "--micro-batch",
@@ -56,9 +56,9 @@ def check(
 ) -> None:
     """Check that CONFIG's data files exist and are unchanged.
 
-    Their sizes must be those that were indexed. If a file's time or inode has changed, 64 KiB of it
-    are compared with the index, and a warning is printed. CONFIG must match the committed run.
-    Exits with 3 if a check fails.
+    Their sizes must match the index. If a file's time or inode has changed, 64 KiB of it are
+    compared with the index, and a warning is printed. CONFIG must match the committed run. Exits
+    with status 3 if a check fails.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.check import check as check_files
@@ -99,7 +99,7 @@ def _print_checked(files: CheckResult) -> None:
             f"note: {problem}; pass `--state FILE` to see whether a checkpoint still needs it"
         )
     print_lines(files.warnings, "warning: ")
-    result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
+    result = f"{len(files.problems):,} missing or changed" if files.problems else "all unchanged"
     print_line(f"{files.files:,} files of index {files.index}: {result}")
     print_lines(line for line in (files.uncommitted, files.unfit_steps) if line is not None)
 
@@ -137,7 +137,7 @@ def _print_tokens(found: CheckDataResult) -> None:
 def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
     """Check the checksums, counts and runs of a cache.
 
-    With --data, also check all data files. Exits with 3 if anything is wrong.
+    With --data, also check all data files. Exits with status 3 if anything is wrong.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.session import Session
@@ -160,7 +160,7 @@ def verify(what: str, data: bool, text: int | None, as_json: bool) -> None:
 
 
 def _print_verified(result: VerifyResult) -> None:
-    """Print problems, notes, and whether the cache is as it should be."""
+    """Print problems, notes, and whether the cache is intact."""
     print_lines(result.problems)
     print_lines(result.notes, "note: ")
     print_line(
@@ -177,7 +177,7 @@ def _print_verified(result: VerifyResult) -> None:
     type=click.FloatRange(min=0),
     default=7.0,
     show_default=True,
-    help="Keep anything used within the last DAYS days; must exceed the longest job that reads an index directly.",
+    help="Keep anything used within the last DAYS days; must be longer than any job that reads an index directly.",
 )
 @click.option(
     "--tokens",

@@ -1,4 +1,4 @@
-"""megablend datasets: hold data on mirrors, whichever jobs run."""
+"""The `megablend datasets` commands, which hold data on mirrors, independently of jobs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from megablend.errors import ConfigError
 from megablend.storage.location import MIRROR_VARIABLE
 
 _WATCH_SECONDS = 2.0
-"""Time between two states that `status --watch` prints."""
+"""The time between two states that `status --watch` prints."""
 _VARIABLE = "MEGABLEND_DATASETS"
-"""The environment variable for `--mirror`. It may name a config. MIRROR_VARIABLE, which names the folder
-that jobs read through, may not."""
+"""The environment variable for `--mirror`, which may name a config. MIRROR_VARIABLE may not: it
+names the folder that jobs read through."""
 _SHOWN_NODES = 20
-"""The most nodes of each want that are printed."""
+"""The maximum number of nodes to print for each want."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_PATTERNS = 100
-"""The most patterns of a list or config that a revision records one by one; a longer list or config
-is recorded by its path."""
+"""The maximum number of patterns of a list or config that a revision records one by one; a longer
+list or config is recorded by its path."""
 _CONFIG_ENDINGS = (".yaml", ".yml", ".json")
 of_mirror = click.option(
     "--mirror",
@@ -40,10 +40,10 @@ of_target = click.argument("target", metavar="NAME[@REVISION]")
 
 @click.group(cls=CommandGroup)
 def datasets() -> None:
-    """Hold datasets and models on mirrors, whichever jobs run.
+    """Hold datasets and models on mirrors, independently of jobs.
 
-    A dataset is a name for the files of some sources; a revision is a list of them at one time. The
-    mirror's node process fetches datasets that are wanted, and keeps them.
+    A dataset is a name for the files of some sources; a revision is a list of these files at one
+    point in time. The mirror's node process fetches datasets that are wanted, and keeps them.
     """
 
 
@@ -53,7 +53,7 @@ def datasets() -> None:
 @click.option(
     "--every",
     metavar="TIME",
-    help="Time between listings of the sources: 30m, 6h, or never.  [default: as before, at first 1h]",
+    help="Time between listings of the sources: 30m, 6h, or never.  [default: unchanged; 1h for a new dataset]",
 )
 @of_mirror
 @as_json
@@ -82,8 +82,8 @@ def add_command(
 
 
 def _name_place(located: dict[str, list[str]], message: str) -> str:
-    """Return a message about a location. If the location is from a list of URLs, the name of the
-    list and the line are added."""
+    """Return a message about a location, with the name of the list and the line if the location is
+    from a list of URLs."""
     from megablend.storage.location import find_scheme
     from megablend.storage.objects.urls import LIST_ENDING
 
@@ -134,9 +134,9 @@ def want_command(
 ) -> None:
     """Have nodes hold a dataset: its latest revision, or REVISION.
 
-    Without etcd, only this node holds it. Exits with 3 if --wait finds that there is no room for
-    it, that files are gone, or that nothing has come for a minute because of what only a person
-    can change, such as denied access.
+    Without etcd, only this node holds it. Exits with status 3 if --wait finds that there is no room
+    for it, that files are missing, or that nothing has arrived for a minute because of a problem
+    that only a person can solve, such as denied access.
     """
     about: dict[str, Any] = {
         "whole": copies == "all",
@@ -164,8 +164,8 @@ def _add_simple(verb: str, outcome: str, help_text: str) -> None:
         finish(found, as_json, lambda found: print_line(f"{found['want']}: {outcome}"))
 
 
-_add_simple("unwant", "no longer wanted", "Stop holding a dataset: it may be evicted.")
-_add_simple("pin", "pinned", "Hold a revision, and never evict it.")
+_add_simple("unwant", "no longer wanted", "Stop holding a dataset, so that it may be evicted.")
+_add_simple("pin", "pinned", "Hold a revision and never evict it.")
 _add_simple(
     "unpin",
     "wanted, but no longer pinned",
@@ -202,8 +202,8 @@ def status_command(watch: bool, mirror: str | None, as_json: bool) -> None:
 def path_command(target: str, mirror: str | None, as_json: bool) -> None:
     """Print the path of a folder with all files of a revision.
 
-    Any program can read the folder. Its files are hard links, except for small ones. It stays
-    until the revision is no longer wanted. Exits with 3 if a file is missing.
+    Any program can read the folder. Its files are hard links, except for small ones. The folder
+    exists until the revision is no longer wanted. Exits with status 3 if a file is missing.
     """
     finish(_ask(mirror, "path", target=target), as_json, lambda found: print_line(found["path"]))
 
@@ -215,7 +215,8 @@ def path_command(target: str, mirror: str | None, as_json: bool) -> None:
 def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
     """Compare the held parts of a dataset with its checksums.
 
-    Damaged parts are dropped, and fetched again if they are wanted. Exits with 3 if there were any.
+    Damaged parts are dropped, and fetched again if they are wanted. Exits with status 3 if there
+    were any.
     """
     found = _ask(mirror, "verify", target=target)
     finish(found, as_json, _print_verified)
@@ -227,9 +228,9 @@ def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def gc_command(mirror: str | None, as_json: bool) -> None:
-    """Forget revisions that nobody wants, and delete their files.
+    """Forget unwanted revisions, and delete their files.
 
-    The latest revisions are kept, and so are files that other revisions have.
+    The latest revisions are kept, and so are files that belong to other revisions.
     """
     finish(_ask(mirror, "gc"), as_json, _print_forgotten)
 
@@ -239,7 +240,7 @@ def gc_command(mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
-    """Forget the dataset NAME, and delete files that no other has.
+    """Forget the dataset NAME, and delete the files that no other dataset has.
 
     In a cluster with etcd, it is removed from all nodes.
     """
@@ -292,7 +293,7 @@ def _parse_copies(text: str) -> int:
     if text.isdecimal() and int(text):
         return int(text)
     raise ConfigError(
-        f"--copies: found {text!r}, expected `share`, `all`, or a number\nwrite --copies 2"
+        f"--copies: found {text!r}, expected `share`, `all`, or a number\nwrite --copies 2, for example"
     )
 
 
@@ -301,13 +302,13 @@ def _split_nodes(text: str) -> list[str]:
     nodes = [each.strip() for each in text.split(",") if each.strip()]
     if not nodes:
         raise ConfigError(
-            f"--nodes: found {text!r}, expected names of nodes\nwrite host:port, host:port, or `all`"
+            f"--nodes: found {text!r}, expected names of nodes\nwrite `host:port,host:port`, or `all`"
         )
     return nodes
 
 
 def _name_source(source: str) -> str:
-    """Return the name by which a revision records a long list: the argument of the command, as an
+    """Return the name with which a revision records a long list: the argument of the command, as an
     absolute path unless it is a URL."""
     from megablend.storage.location import find_scheme
 
@@ -342,7 +343,7 @@ def _parse_time(text: str) -> float:
 
 def _print_added(found: dict[str, Any]) -> None:
     """Print the revision that was added."""
-    is_new = "a new revision" if found["is_new"] else "as it was"
+    is_new = "a new revision" if found["is_new"] else "unchanged"
     print_line(
         f"{found['dataset']}@{found['digest'][:12]}: {is_new}, {found['num_files']:,} files, {format_gb(found['num_bytes'])}"
     )
@@ -376,12 +377,12 @@ def _format_time(seconds: float) -> str:
 
 
 def _print_listed(found: dict[str, Any]) -> None:
-    """Print the troubles with sources that were listed again."""
+    """Print the problems with sources that were listed again."""
     for name, listing in sorted(found.get("listed", {}).items()):
         if listing["trouble"]:
             by = f" by {listing['by']}" if listing["by"] else ""
             print_line(
-                f"{name}: its source, listed {_format_time(listing['at'])}{by}: {listing['trouble']}"
+                f"{name}: source listed at {_format_time(listing['at'])}{by}: {listing['trouble']}"
             )
 
 
@@ -427,9 +428,9 @@ def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
 
 
 def _print_verified(found: dict[str, Any]) -> None:
-    """Print the files that were wrong, and how much was compared."""
-    print_lines(found["wrong"], "wrong, and dropped: ")
-    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} files were wrong")
+    """Print the files that were damaged, and how much was compared."""
+    print_lines(found["wrong"], "damaged, and dropped: ")
+    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} files were damaged")
 
 
 def _print_forgotten(found: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""megablend describe: what a run reads, or would read, and what a cache contains."""
+"""The command `megablend describe`, which prints what a run reads, or would read, and what a cache
+contains."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from megablend.prefetch.estimate_mirror import MirrorEstimate
 
 TOP = 50
-"""Number of sources that tables show by default with --all."""
+"""The number of sources that tables show by default with --all."""
 TOP_OF_SUMMARY = 12
-"""Number of sources that the summary shows by default, so that it fits one screen."""
+"""The number of sources that the summary shows by default, so that it fits one screen."""
 STAGES = 12
-"""The most stages that are printed."""
+"""The maximum number of stages to print."""
 
 
 @command()
@@ -85,7 +86,7 @@ STAGES = 12
     "--html",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Also write the description, with charts, to FILE: a page that works offline.",
+    help="Also write the description, with charts, to FILE, an HTML page that works offline.",
 )
 @in_cache
 @as_json
@@ -233,9 +234,9 @@ def print_summary(found: RunDescription) -> None:
         "share": lambda source: _write_share(source.actual_share),
         "tokens read": "tokens_read",
         "epochs": "epochs:,.2f",
-        "look at": lambda source: ", ".join(_find_remarks(source, train)),
+        "remarks": lambda source: ", ".join(_find_remarks(source, train)),
     }
-    print_table(_title_split("train", train), columns, train.sources, words=("look at",))
+    print_table(_title_split("train", train), columns, train.sources, words=("remarks",))
     _print_left_out(train.sources_left_out)
     for name, split in found.splits.items():
         if name == "train":
@@ -280,7 +281,7 @@ def _write_share(share: float) -> str:
 
 
 def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterator[str]:
-    """Yields remarks on anything unusual about a source."""
+    """Yield remarks on anything unusual about a source."""
     if not source.samples:
         yield "is not read"
     # Rounding changes a share by less than a sample, in each stage
@@ -341,11 +342,11 @@ def _print_estimates(found: RunDescription) -> None:
         order = find_order(found.order)
         if not order.consumes_whole_blocks:
             reads = f"order: {found.order} reads a whole block for each {order.unit}"
-            print_line(f"{reads}, which costs this much (`order: block` is near 1)")
+            print_line(f"{reads}, which is the reason (`order: block` is close to 1)")
     if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
         needed = format_bytes(found.memory_per_rank, up=True)
         limit = format_bytes(found.memory_limit_per_rank)
-        print_line(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
+        print_line(f"memory of a rank: at least {needed} of the {limit} that `memory` allows")
     if found.most_lanes is not None:
         print_line(
             f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders and `memory`"

@@ -1,5 +1,5 @@
-"""megablend show, find, diff and export: what a step saw, when a document is read, where runs
-differ, the order as a table."""
+"""The commands `megablend show`, `find`, `diff` and `export`, which print what a step saw, when a
+document is read and where runs differ, and write the order as a table."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from megablend.inspect.show import SampleDescription, StepDescription
 
 SHOWN_TEXT = 60
-"""The most characters of each sample's text that are printed without --all."""
+"""The maximum number of characters of each sample's text to print without --all."""
 SHOWN_TOKENS = 8
-"""Number of first tokens of each sample of a step that are printed."""
+"""The number of first tokens to print of each sample of a step."""
 SHOWN_FIRST = 24
-"""Number of first tokens of a sample that are printed without --all."""
+"""The number of first tokens of a sample to print without --all."""
 SHOWN_LAST = 8
-"""Number of last tokens of a sample that are printed without --all."""
+"""The number of last tokens of a sample to print without --all."""
 SHOWN_SAMPLES = 20
-"""The most samples of each source that are listed without --all."""
+"""The maximum number of samples of each source to list without --all."""
 SHOWN_DIFFERENCES = 30
-"""The most differences that are printed; JSON has all."""
+"""The maximum number of differences to print; JSON has all."""
 
 
 @command()
@@ -103,8 +103,8 @@ def show(
 ) -> None:
     """Show a sample, or what a rank read at a step.
 
-    Each sample is shown with the places of its tokens. The run's ledger is enough: for a cache
-    folder, give --run. If the config has been edited since, the ledger decides.
+    Each sample is shown with the locations of its tokens. For a cache folder, give --run: the run's
+    ledger is enough. If the config has been edited since the build, the ledger applies.
     """
     from megablend.inspect.show import StepDescription, show_step
     from megablend.inspect.show import show as show_sample
@@ -168,8 +168,8 @@ def _load_tokenizer(path: str) -> Any:
 
 
 def _decode(decoder: Any, sample: SampleDescription) -> str:
-    """Return the text of a sample. Ids that the tokenizer does not have are left out, as it leaves
-    them out; it takes 32 bits."""
+    """Return the text of a sample. Ids that the tokenizer does not have are left out, as it does
+    itself, including those that do not fit the 32 bits that it takes."""
     ids = [token for token in sample.tokens if 0 <= token < 1 << 32]
     text: str = decoder.decode(ids, skip_special_tokens=False)
     return text
@@ -184,8 +184,8 @@ def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, 
 
 
 def print_sample(found: SampleDescription, text: str | None = None, *, whole: bool = False) -> None:
-    """Print the places of a sample's pieces, its first and last tokens (or all), and its text if it
-    was decoded."""
+    """Print the locations of a sample's pieces, its first and last tokens (or all), and its text if
+    it was decoded."""
     epochs = ", ".join(map(str, found.epochs))
     print_line(
         f"{found.split} sample {found.sample:,}: source {found.source!r}, ordinal {found.ordinal:,}, epoch {epochs}"
@@ -206,7 +206,7 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
     )
     appended = set(found.appended)
     tokens = [f"{token}*" if i in appended else str(token) for i, token in enumerate(found.tokens)]
-    note = "  (*: appended, in no file)" if appended else ""
+    note = "  (*: appended, not in any file)" if appended else ""
     print_line(f"tokens: {_shorten_list(tokens, whole)}{note}")
     for name, numbers in found.extra.items():
         print_line(f"{name}: {_shorten_list(numbers, whole)}")
@@ -299,7 +299,7 @@ def find(
     """List the samples that read a file, a row, or a document.
 
     FILE is the path of a data file, or the end of an indexed path, long enough to be unique. Rows
-    count from 0.
+    are counted from 0.
     """
     from megablend.inspect.find import find as find_samples
 
@@ -364,8 +364,8 @@ def _print_found(found: FindResult, *, counts_steps: bool) -> None:
 def diff(a: str, b: str, as_json: bool) -> None:
     """Compare two runs: how and from which sample they differ.
 
-    A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache)
-    or a checkpoint's state saved as JSON.
+    A and B are each a config (planned as `build` would plan it), a run's ledger (runs/NAME.json of
+    a cache) or a checkpoint's state saved as JSON.
     """
     from megablend.inspect.diff import diff as compare
 
@@ -422,7 +422,7 @@ def export(
 ) -> None:
     """Write the order of a run to a Parquet FILE.
 
-    It has a row for each sample: its source, epoch and pieces (file, block, tokens).
+    The file has a row for each sample: its source, epoch and pieces (file, block, tokens).
     """
     from megablend.inspect.export import export as export_order
 

@@ -1,7 +1,7 @@
-"""The commands, and how they end.
+"""The entry point of the command line, and the exit codes of commands.
 
-Results go to stdout (a table, or with --json one JSON object, for errors too), everything else to
-stderr. Exit codes: 0 done; 1 the reader of stdout ended early; 2 usage, config, blend, state or
+Results go to stdout (a table, or with --json one JSON object, also for errors), everything else to
+stderr. Exit codes: 0 done; 1 the reader of stdout exited early; 2 usage, config, blend, state or
 launcher; 3 data, cache or system; 70 a bug in megablend; 130 interrupted.
 """
 
@@ -63,8 +63,8 @@ for _command in (
 
 
 class _LogPrinter(logging.Handler):
-    """Prints the package's log records on stderr, one line each; options of the commands set the
-    level."""
+    """Prints the package's log records on stderr, one line each, at the level that the command's
+    options set."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())
@@ -74,7 +74,7 @@ _TO_STDERR = _LogPrinter()
 
 
 def main() -> NoReturn:
-    """Entry point of `megablend` and `python -m megablend`."""
+    """Run `megablend` or `python -m megablend`."""
     _open_closed_streams()
     logging.getLogger("megablend").addHandler(_TO_STDERR)
     on_failure[:] = [_print_error] if "--json" in sys.argv[1:] else []
@@ -110,9 +110,9 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that the caller has closed on /dev/null: otherwise files that are
-    opened later would get their descriptors. On stdout, characters that the locale's encoding has
-    not are written as escapes."""
+    """Replace standard streams that the caller has closed by /dev/null: otherwise files that are
+    opened later would get their descriptors. Let stdout escape characters that the locale's
+    encoding lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
@@ -122,14 +122,13 @@ def _open_closed_streams() -> None:
 
 
 def _say(message: str) -> None:
-    """Print a line on stderr, if that is possible: the disk may be full, or the reader may have
-    ended."""
+    """Print a line on stderr, if possible: the disk may be full, or the reader may have exited."""
     with contextlib.suppress(OSError):
         click.echo(printable(f"megablend: {message}"), err=True)
 
 
 def _end(error: BaseException) -> NoReturn:
-    """Report the error that ends the command, and exit."""
+    """Report the error that makes the command fail, and exit."""
     for report in on_failure:
         report(error)
     sys.exit(EXIT_USAGE if isinstance(error, click.ClickException) else exit_code(error))

@@ -1,4 +1,4 @@
-"""megatron-cache: build Megatron's dataset cache before training,
+"""The command `megablend megatron-cache`, which builds Megatron's dataset cache before training,
 from the flags of the training script."""
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--trust-remote-code": {"is_flag": True},
     "--legacy-tokenizer": {"is_flag": True},
 }
-"""Flags of tokenizers, as the training scripts of Megatron 0.16 to 0.20 have them; their values are
-part of the identifiers."""
+"""Flags of tokenizers in the training scripts of Megatron 0.16 to 0.20. Their values are part of
+the identifiers."""
 _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--num-workers": {},
     "--num-dataset-builder-threads": {},
@@ -92,17 +92,17 @@ _EXPLAINED = {
     "--mock-data": "mock data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
 }
-"""The advice for each flag of training scripts that changes the contents of a cache, and that this
+"""The advice for each flag of training scripts that changes the contents of a cache and that this
 command does not have."""
 _OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
 """Flags of datasets that are not GPTDataset."""
 _SIMILARITY = 0.85
-"""The least similarity of a flag that is suggested instead of an unknown one."""
+"""The minimum similarity of a flag that is suggested instead of an unknown one."""
 
 
 class _MegatronCommand(Command):
     """A command that explains the flags of training scripts that it does not have, rather than
-    suggest similar flags with another meaning.
+    suggesting similar flags with another meaning.
 
     Its `multiple` options take all arguments up to the next flag, like argparse's nargs="*", which
     click lacks: --data-path 0.3 a 0.7 b.
@@ -215,7 +215,7 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--multiple-validation-sets",
     is_flag=True,
-    help="Treat each prefix of --valid-data-path as a validation set of its own.",
+    help="Treat each prefix of --valid-data-path as a separate validation set.",
 )
 @click.option(
     "--mid-level-dataset-surplus",

@@ -1,4 +1,4 @@
-"""megablend node: the process that keeps a mirror on this machine."""
+"""The `megablend node` commands, which manage the process that keeps a mirror on this machine."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from megablend.storage.object_options import ObjectOptions
 
 _SLOW_SECONDS = 10.0
-"""Time after which a command warns that it is waiting for the node process."""
+"""The time after which a command warns that it is waiting for the node process."""
 of_mirror = click.argument("what", metavar="CONFIG|FOLDER")
 
 
 class Starts(enum.Enum):
-    """When a command starts a node process."""
+    """The conditions under which a command starts a node process."""
 
     NEVER = enum.auto()
     IF_NONE = enum.auto()
-    """If none is running."""
+    """Start one if none is running."""
     UNLESS_ALIKE = enum.auto()
-    """If none is running with the settings of the command's mirror, apart from its nodes. A process
-    that a job has left behind with other settings ends."""
+    """Start one unless a process with the settings of the command's mirror, apart from its nodes,
+    is running. A process with other settings that a job has left behind exits."""
 
 
 @click.group(cls=CommandGroup)
@@ -53,7 +53,7 @@ def node() -> None:
 def run_command(config: str, as_json: bool) -> None:
     """Run the node process of CONFIG's mirror as a service.
 
-    It reads the sources with its own credentials for all clients, and does not end with the last
+    It reads the sources with its own credentials for all clients, and keeps running after the last
     job.
     """
     from megablend.mirror.process import run_node
@@ -82,7 +82,7 @@ def status_command(what: str, as_json: bool) -> None:
 def check_command(what: str, as_json: bool) -> None:
     """Check that all nodes can reach one another.
 
-    Prints a line for each connection that fails, and exits with 3 if there are any.
+    Prints a line for each connection that fails, and exits with status 3 if there are any.
     """
     found = ask_node(what, "CHECK")
     finish(found, as_json, _print_checked)
@@ -99,8 +99,8 @@ def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) ->
     """Fetch the data of a run before a job reads it.
 
     Each node fetches its share of the data of CONFIG's run. Run this on all nodes at the same time,
-    with srun or mpirun. Data that are held already are not fetched again. Exits with 3 if there was
-    not enough room.
+    with srun or mpirun. Data that are already held are not fetched again. Exits with status 3 if
+    there was not enough room.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.fill import fill_mirror
@@ -126,8 +126,8 @@ def stop_command(what: str, as_json: bool) -> None:
 def scrub_command(what: str, as_json: bool) -> None:
     """Compare all held data with their checksums.
 
-    Damaged blocks are dropped, and fetched again when they are needed. Exits with 3 if there were
-    any.
+    Damaged blocks are dropped, and fetched again when they are needed. Exits with status 3 if there
+    were any.
     """
     found = ask_node(what, "SCRUB")
     finish(found, as_json, _print_scrubbed)
@@ -139,7 +139,7 @@ def scrub_command(what: str, as_json: bool) -> None:
 @of_mirror
 @as_json
 def remove_command(what: str, as_json: bool) -> None:
-    """Delete the mirror: all that it holds, and its folder."""
+    """Delete the mirror's folder with everything in it."""
     finish(
         ask_node(what, "REMOVE", starts=Starts.IF_NONE),
         as_json,
@@ -153,7 +153,7 @@ def ask_node(what: str, kind: str, about: Any = None, *, starts: Starts = Starts
     Args:
         what: a config with a mirror, or the mirror's folder.
         kind: the name of the command's `Kind`.
-        about: the argument of the command; None for a command that needs a mirror which exists.
+        about: the argument of the command; None for a command that needs an existing mirror.
         starts: when to start a process.
 
     Raises: ConfigError if there is no mirror, or no process is running and none is started.
@@ -189,8 +189,8 @@ def ask_node(what: str, kind: str, about: Any = None, *, starts: Starts = Starts
 
 @contextmanager
 def _warning_if_slow(folder: str) -> Iterator[None]:
-    """Warn once that a node process is waited for, if the context takes a long time."""
-    text = "%s: waiting for its node process; the reason is in its log: node.log there, or the service's log"
+    """Warn once if the context waits for a node process for a long time."""
+    text = "%s: waiting for its node process; for the reason, see node.log in this folder, or the service's log"
     timer = threading.Timer(_SLOW_SECONDS, LOG.warning, (text, folder))
     timer.daemon = True
     timer.start()
@@ -246,7 +246,7 @@ def _print_status(status: dict[str, Any]) -> None:
     print_line(
         f"read from other nodes since the process started: {format_gb(status['peer_bytes'])}"
     )
-    away = f"; away: {', '.join(cluster['away_nodes'])}" if cluster["away_nodes"] else ""
+    away = f"; unreachable: {', '.join(cluster['away_nodes'])}" if cluster["away_nodes"] else ""
     print_line(f"{cluster['own']}, one of {cluster['nodes']:,} nodes{away}")
     if trouble := cluster.get("etcd", {}).get("trouble"):
         print_line(f"etcd: {trouble.removeprefix('etcd: ')}")
@@ -261,7 +261,7 @@ def _print_status(status: dict[str, Any]) -> None:
 
 
 def _print_checked(found: dict[str, Any]) -> None:
-    """Print the pairs of nodes that do not reach each other, and a summary."""
+    """Print the pairs of nodes that cannot reach each other, and a summary."""
     print_lines(found["failures"])
     num_failures = len(found["failures"])
     result = f"{num_failures:,} failures" if num_failures else "all reach one another"
@@ -287,6 +287,6 @@ def _print_filled(filled: dict[str, int]) -> None:
 
 
 def _print_scrubbed(found: dict[str, Any]) -> None:
-    """Print the blocks that were wrong, and how much was compared."""
-    print_lines(found["wrong"], "wrong, and dropped: ")
-    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} blocks were wrong")
+    """Print the blocks that were damaged, and how much was compared."""
+    print_lines(found["wrong"], "damaged, and dropped: ")
+    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} blocks were damaged")

@@ -1,4 +1,4 @@
-"""Commands, with the options that all or several of them have."""
+"""The classes of commands, and the options that several commands have."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Command(click.Command):
         ]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command with the requested level of the log. Raises: click.UsageError if several
-        options set it."""
+        """Run the command with the requested log level. Raises: click.UsageError if several options
+        set it."""
         verbose = ctx.params.pop("verbose")
         quiet = ctx.params.pop("quiet")
         level = ctx.params.pop("log_level")
@@ -71,13 +71,13 @@ command = partial(click.command, cls=Command)
 
 
 class CommandGroup(click.Group):
-    """A group whose commands are made by its decorator `command`, each a `Command`."""
+    """A group whose decorator `command` makes each command a `Command`."""
 
     command_class = Command
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
-    """Refuse options that are given, by their names, and have no effect here. Raises:
+    """Refuse options, by their names, that have been given but have no effect. Raises:
     UsageError."""
     for name, value in options.items():
         if value is not None:
@@ -93,8 +93,8 @@ def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[An
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """Read a state that was saved as JSON, without checking it. Raises: ConfigError if the file is
-    not one; ResourceError if it cannot be read."""
+    """Read a state that was saved as JSON, without checking it. Raises: ConfigError if the file
+    does not contain one; ResourceError if it cannot be read."""
     from megablend.system.failures import translating
     from megablend.system.limited_json import parse_json
 

@@ -1,4 +1,4 @@
-"""Print the output of commands on stdout: lines of words, tables, JSON."""
+"""Print the output of commands on stdout: lines of text, tables, JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import click
 from megablend.operations.results import Record
 
 Column = str | Callable[[Any], str | int | None]
-"""The content of a table's column: the attribute (or the item, of a dict) of each row with this name,
-which may be followed by a format specification, as in `share:.4f`; or the result of this function
-for each row."""
+"""The content of a table's column: the name of an attribute (or of a dict's item) of each row,
+which may be followed by a format specification, as in `share:.4f`; or a function that returns the
+content for each row."""
 _INDENT = "  "
-"""Indentation of the lines that continue a wrapped one."""
+"""The indentation of the lines that continue a wrapped one."""
 _LOG_WIDTH = 160
-"""Columns of tables in a log, which has no width of its own: names are not cut there."""
+"""The width of tables in a log, which has no width of its own; names are not cut to fit it."""
 _WORDS_WIDTH = 24
-"""The least width of a column of words in a table, unless its words are shorter."""
+"""The minimum width of a column of words in a table, unless its words are shorter."""
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
@@ -30,14 +30,14 @@ _CONTROLS = {
 
 
 def printable(text: str) -> str:
-    """Return a text for a terminal: control characters, which names in files may have, are written
-    as escapes; lines and tabs stay."""
+    """Return a text for a terminal, in which control characters, which names in files may contain,
+    are escaped, except newlines and tabs."""
     return text.translate(_CONTROLS)
 
 
 def print_line(text: str, *, italic: bool = False) -> None:
-    """Print a line, wrapped between words if stdout has a width. Lines of a log stay whole, and no
-    word is broken."""
+    """Print a line, wrapped between words if stdout has a width. Lines of a log are not wrapped,
+    and no word is broken."""
     text = printable(text)
     width = _find_width()
     if width is None or len(text) <= width:
@@ -63,15 +63,15 @@ def print_lines(lines: Iterable[str], begin: str = "") -> None:
 
 
 def print_first(lines: Collection[str], most: int, more: str) -> None:
-    """Print the first `most` lines; if there are others, also the line `more`, in which {n} stands
-    for their number."""
+    """Print the first `most` lines; if there are others, also print the line `more`, in which {n}
+    is replaced by their number."""
     print_lines(list(lines)[:most])
     if len(lines) > most:
         print_line(more.format(n=f"{len(lines) - most:,}"))
 
 
 def print_text(text: str) -> None:
-    """Print a text as it is, over several lines if it has them."""
+    """Print a text unchanged, without wrapping it."""
     click.echo(printable(text), nl=not text.endswith("\n"))
 
 
@@ -94,7 +94,7 @@ def print_table(
     Args:
         columns: the content of each column, by its title. The first column is the name of the row.
             Whole numbers get commas, None stays blank.
-        total: an object for a last row about all others together, shown as each of `rows` is.
+        total: an object for a last row with the totals, which is shown like the others.
         words: titles of columns of words, which are wrapped.
     """
     from rich.console import Console  # not needed by commands that print no table
@@ -133,7 +133,7 @@ def _group_columns(widths: Sequence[int], room: int) -> list[list[int]]:
     """Divide the columns of a table, except the first, among tables that fit the width of stdout.
 
     Args:
-        widths: the least width of each column.
+        widths: the minimum width of each column.
         room: the width that a table has for columns in addition to the first.
 
     Returns: the numbers of the columns of each table.

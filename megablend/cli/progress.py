@@ -17,18 +17,18 @@ from megablend.cli.output import printable
 from megablend.index.build.build import Progress
 
 LOG_SECONDS = 5.0
-"""Time between two lines in a log."""
+"""The time between two lines in a log."""
 
 
 @contextlib.contextmanager
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a function to call with each Progress; None if nothing is shown, since this rank is
-    `quiet`, or only errors are logged.
+    """Yield a function to call with each Progress; None if nothing is shown, because this rank
+    is `quiet` or only errors are logged.
 
     Args:
-        doing, done: the verb of the command, as the bar and the lines of a log show it.
+        doing, done: the verb of the command, for the bar and for the lines of a log.
     """
     if quiet or not logging.getLogger("megablend").isEnabledFor(logging.WARNING):
         yield None

@@ -1,4 +1,5 @@
-"""megablend runs, amend and skip: show and change what the runs of a cache are committed to."""
+"""The commands `megablend runs`, `amend` and `skip`, which show and change what the runs of a cache
+are committed to."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from megablend.operations.skip import SkipsResult
 
 _SHOWN_CHANGES = 20
-"""The most changes of a stage that are printed."""
+"""The maximum number of changes of a stage to print."""
 _SHOWN_DRAIN_SOURCES = 12
-"""The most sources of a drain that are printed."""
+"""The maximum number of sources of a drain to print."""
 named = click.argument("run", metavar="RUN")
 named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
@@ -39,7 +40,7 @@ named_or_own = click.argument("run", metavar="[RUN]", required=False)
 def runs() -> None:
     """List, show, rename, reset or remove the runs of a cache.
 
-    Checkpoint states still open the plan they were saved with.
+    A checkpoint's state still opens the plan with which it was saved.
     """
 
 
@@ -61,7 +62,7 @@ def list_command(what: str, as_json: bool) -> None:
 def show_command(what: str, run: str | None, as_json: bool) -> None:
     """Show what a run is committed to: its index, stages and blend.
 
-    By default RUN is the config's.
+    By default, RUN is the run of the config.
     """
     from megablend.operations.manage_runs import show_run
     from megablend.operations.session import Session
@@ -94,10 +95,10 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 @named_or_own
 @as_json
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
-    """Reset a run: the next build plans it anew.
+    """Reset a run, so that the next build plans it again.
 
-    The build plans it from the config as it is at that time. Its current ledger is moved aside.
-    By default RUN is the config's.
+    The build plans it from the config as it is at that time. The run's current ledger is moved
+    aside. By default, RUN is the run of the config.
     """
     from megablend.operations.manage_runs import reset_run
     from megablend.operations.session import Session
@@ -211,11 +212,11 @@ def amend(
 ) -> None:
     """Change a committed run from a sample on.
 
-    From there on, the run has the settings of its config's next stage. The sample is rounded up to
-    the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token
-    is lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan: give
-    the position of the checkpoint that the job resumes from, or a later sample than any that it has
-    trained on.
+    From that sample on, the run has the settings of its config's next stage. The sample is rounded
+    up to the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no
+    token is lost or repeated. Checkpoints taken at that sample or earlier resume on the new plan:
+    give the position of the checkpoint from which the job resumes, or a sample after all that it
+    has trained on.
     """
     from megablend.operations.amend import amend as amend_run
 
@@ -274,8 +275,8 @@ def _write_outlook(when: str, attribute: str, digits: str, source: object) -> st
 
 
 def print_drain(drain: Drain) -> None:
-    """Print the samples of a drain, and the sources whose shares differ most from their earlier
-    shares."""
+    """Print the samples of a drain, and the sources whose shares differ most from their shares
+    before it."""
     samples = drain.stop - drain.start
     print_line(
         f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: "
@@ -332,9 +333,9 @@ def skip(
 ) -> None:
     """Skip samples of train, for example after a loss spike.
 
-    Without --from, list what is skipped. The range is rounded outwards to whole steps and lanes.
-    Sample numbers, digests and checkpoints' states stay as they are. Resume from a checkpoint taken
-    at the range's start or before.
+    Without --from, list the skipped samples. The range is extended to whole steps and lanes. Sample
+    numbers, digests and checkpoints' states do not change. Resume from a checkpoint taken at or
+    before the start of the range.
     """
     from megablend.operations.skip import list_skips, unskip
     from megablend.operations.skip import skip as skip_samples

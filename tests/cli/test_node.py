@@ -70,7 +70,7 @@ def test_an_answer_that_takes_long_is_told_once(
 ) -> None:
     monkeypatch.setattr(node, "_SLOW_SECONDS", 0.01)
     with node._warning_if_slow("/m"):
-        while "/m: waiting for its node process; the reason is in its log" not in caplog.text:
+        while "/m: waiting for its node process; for the reason, see node.log" not in caplog.text:
             time.sleep(0.01)
     monkeypatch.setattr(node, "_SLOW_SECONDS", 60.0)
     with node._warning_if_slow("/quick"):

@@ -51,6 +51,6 @@ def test_they_are_marked_in_print(tmp_path: Path, capsys: pytest.CaptureFixture[
     sample = next(each for each in show_all(config) if each.appended)
     print_sample(sample, whole=True)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("tokens: "))
-    printed = line.removeprefix("tokens: ").removesuffix("  (*: appended, in no file)").split()
+    printed = line.removeprefix("tokens: ").removesuffix("  (*: appended, not in any file)").split()
     assert [i for i, token in enumerate(printed) if token == f"{EOD}*"] == list(sample.appended)
     assert [int(token.rstrip("*")) for token in printed] == list(sample.tokens)

@@ -155,7 +155,7 @@ def test_commands_tell_of_the_nodes(tmp_path: Path) -> None:
         assert done.returncode == 3
         other = settings[1]["advertise"]
         assert f"cannot reach {other}: " in done.stdout
-        assert f", one of 2 nodes; away: {other}\n" in run("node", "status", path).stdout
+        assert f", one of 2 nodes; unreachable: {other}\n" in run("node", "status", path).stdout
 
 
 def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:

@@ -138,7 +138,7 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     done = command(tmp_path, config, "check")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "megablend: checked 8 of 8 files")
     assert done.stdout.startswith("8 files of index ")
-    assert done.stdout.endswith(": all as indexed\n")
+    assert done.stdout.endswith(": all unchanged\n")
     path = files(tmp_path, 0)[1]
     path.unlink()
     done = command(tmp_path, config, "check", "--json")

@@ -157,7 +157,7 @@ def test_a_dataset_is_held_and_is_a_folder(tmp_path: Path) -> None:
         # What jobs read is the same
         assert node.read("s3://b/d/big.bin") == files["d/big.bin"]
         assert count_sent(node.source) == before
-        assert node.run("verify", "corpus").stdout == "compared 0.002 GB: 0 files were wrong\n"
+        assert node.run("verify", "corpus").stdout == "compared 0.002 GB: 0 files were damaged\n"
         assert "corpus@latest: no longer wanted" in node.run("unwant", "corpus").stdout
         until(lambda: not Path(path).exists())
         assert node.goals() == {}
@@ -519,7 +519,7 @@ def test_wrong_bytes_are_found_and_replaced(tmp_path: Path) -> None:
             file.seek(5000)
             file.write(b"wrong")
         done = node.run("verify", "corpus")
-        assert (done.returncode, done.stdout.splitlines()[0]) == (3, "wrong, and dropped: a")
+        assert (done.returncode, done.stdout.splitlines()[0]) == (3, "damaged, and dropped: a")
         node.ask("want", "corpus", "--wait")
         check_folder(node.ask("path", "corpus")["path"], files, "d")
 

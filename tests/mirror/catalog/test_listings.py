@@ -100,7 +100,7 @@ def test_a_source_that_lost_files_or_cannot_be_listed_changes_nothing(tmp_path: 
         until(lambda: count_failed() > 2)
         assert (node.folder / "node.log").read_text().count("1 files no longer exist") == 1
         told = node.run("list").stdout
-        assert "corpus: its source, listed 20" in told
+        assert "corpus: source listed at 20" in told
         assert f"corpus@{first[:12]} stays the latest revision" in told
         assert "`megablend datasets add corpus SOURCE...` without them" in node.run("status").stdout
         node.source.files.clear()

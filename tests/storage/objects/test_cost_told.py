@@ -229,7 +229,7 @@ def test_commands_print_figures_and_ranges(tmp_path: Path) -> None:
             in run("build", path, "--dry-run").stdout
         )
         path.write_text(json.dumps(config | {"order": "document"}))
-        assert f"{figures}; reading the lengths" in run("build", path, "--dry-run").stdout
+        assert f"{figures}; its order needs the lengths" in run("build", path, "--dry-run").stdout
         path.write_text(json.dumps(config))
         megablend.build(config)
         assert re.search(
