@@ -1,4 +1,4 @@
-"""describe: describe what a run will read, before it runs, or what a cache contains."""
+"""Describe what a run will read, before it runs, or what a cache contains."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def describe(
         num_nodes, mirror_size: the mirrors (docs/mirror.md) whose transfers are estimated: the
             number of nodes among which the ranks are divided (1 by default), and the bytes of each
             mirror, such as 2TB (by default the size in the config).
-        document_lengths: count documents by length, if the index has a table of a source's
-            documents.
+        document_lengths: whether to count documents by length, if the index has a table of a
+            source's documents.
         storage: finds and reads files, instead of the config's storage.
 
     Returns: a RunDescription; a FilesDescription if the config's files are not indexed; a
@@ -74,7 +74,7 @@ def describe(
     if session.is_cache:
         if loaders is not None:
             raise ConfigError(
-                f"micro_batch_size (`--micro-batch`): {what} is a cache, of which nothing is estimated; give a config"
+                f"micro_batch_size (`--micro-batch`): {what} is a cache, but estimates need a config; give a config"
             )
         return describe_cache(session.cache)
     config = session.config
@@ -195,7 +195,7 @@ def _list_files(session: Session) -> tuple[SourceFiles, ...]:
 
 
 def _share(source: Source) -> dict[str, float | str] | None:
-    """See `SourceFiles.share`."""
+    """Return the value of `SourceFiles.share` for a source."""
     if source.unit is None:
         return None
     number = getattr(source, source.unit)

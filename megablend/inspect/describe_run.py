@@ -46,11 +46,11 @@ from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
-"""Number of samples for which read amplification is estimated: several shuffle windows, which take
-some tenths of a second."""
+"""The number of samples for which read amplification is estimated: several shuffle windows, which
+take a few tenths of a second."""
 _LONG_SECONDS = 0.5
-"""Planning that took longer than this is not repeated to measure it: imports are a small part of
-its time."""
+"""The seconds above which planning is not repeated to measure its time, since imports are a small
+part of it."""
 
 
 def describe_planned(
@@ -183,7 +183,7 @@ def _with_estimates(
     rest = skips.count_trained(run.num_samples) % loaders.step_samples
     if rest:
         warnings.append(
-            f"train: its last {rest:,} samples do not fill a step of {loaders.step_samples:,}: loaders drop them, except "
+            f"train: the last {rest:,} samples do not fill a step of {loaders.step_samples:,}; loaders drop them, except "
             "with drop_last=False"
         )
     return dataclasses.replace(
@@ -233,7 +233,7 @@ def _measure_opening(config: Config, run: Run, planning_seconds: float) -> float
 
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:
-    """Describe an index of a cache, or several that are joined, with its sources."""
+    """Describe an index of a cache, or several joined indexes, with their sources."""
     # Looking for each table takes a long time if there are many sources
     has_tables = bool(snapshot.store.list_files(DOCUMENTS))
     sources = tuple(

@@ -1,5 +1,5 @@
-"""Describe the sources of one split: what they contain, what is requested of them, and what the run
-reads."""
+"""Describe the sources of one split: what they contain, what the config requests of them, and what
+the run reads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from megablend.run.compile import Compiled
 from megablend.run.run import Run
 
 EPOCHS = 32
-"""The most epochs of a source whose ends are reported."""
+"""The maximum number of epochs of a source whose ends are reported."""
 COUNTED = 1 << 20
-"""The most documents of a source whose lengths are counted; if it has more, evenly spaced ones
-are."""
+"""The maximum number of documents of a source whose lengths are counted; of more documents, evenly
+spaced ones are counted."""
 SAMPLED_BLOCKS = 256
-"""The most blocks of a source whose sizes are looked up."""
+"""The maximum number of blocks of a source whose sizes are looked up."""
 
 
 def describe_split(
@@ -91,7 +91,7 @@ def describe_split(
 
 
 def _join_presences(of_stages: list[Presence]) -> Presence:
-    """Return the presence of each source in consecutive stages together."""
+    """Return the combined presence of each source in consecutive stages."""
     firsts = np.array([presence.first for presence in of_stages])
     lasts = np.array([presence.last for presence in of_stages])
     is_absent = firsts == NONE
@@ -136,7 +136,7 @@ def _describe_stage(run: Run, number: int, start: int, presence: Presence) -> St
 
 
 def _as_result(sample: np.int64) -> int | None:
-    """Return a sample number as descriptions have it: None for NONE."""
+    """Return a sample number as descriptions contain it, which is None instead of NONE."""
     return None if sample == NONE else int(sample)
 
 

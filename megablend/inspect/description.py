@@ -27,7 +27,8 @@ class FirstRepeat(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SourceDescription(Record):
-    """A source of one split and how much of it the run reads, by config, index and plan."""
+    """A source of one split, and how much of it the run reads, according to the config, the index
+    and the plan."""
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {
         "share_wanted": "requested_share",
@@ -85,7 +86,7 @@ class StageSource(Record):
 
     name: str
     share: float
-    """Fraction of the stage's samples that was planned."""
+    """The planned fraction of the stage's samples."""
     actual_share: float
     """Fraction of the stage's samples that the source has."""
     samples: int
@@ -122,9 +123,9 @@ class SplitDescription(Record):
     samples: int
     tokens: int
     blended: bool
-    """Whether sources are mixed by share; otherwise the split is one pass over each."""
+    """Whether sources are mixed by share; otherwise the split is one pass over each source."""
     first_repeated_source: FirstRepeat | None
-    """The first source that begins a second epoch; None if none does."""
+    """The first source that begins a second epoch; None if no source does."""
     sources: tuple[SourceDescription, ...]
     problem: str | None = None
     """The reason why the split cannot be planned, so that it has no samples; None if it can be
@@ -145,7 +146,7 @@ class IndexedSource(Record):
     format: str | None
     """Name of the format; None if an older release did not record it."""
     column: str | None
-    """Column that the config named; None if it named none."""
+    """Column that the config names; None if it names none."""
     column_taken: str | None
     """Column that the tokens are read from; None if the format has no columns."""
     skipped: tuple[str, ...]
@@ -162,7 +163,7 @@ class IndexedSource(Record):
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IndexDescription(Record):
     """An index of a cache, or all indexes of a run together, with sums over its sources. A file
-    that several indexes have, unchanged, counts once."""
+    that several indexes contain unchanged counts once."""
 
     digest: str
     index_bytes: int
@@ -240,15 +241,15 @@ class RunDescription(Record):
     bad_documents: tuple[BadDocuments, ...] | None = None
     """Documents that the last build left out; None if there are none."""
     fitting_lanes: int | None = None
-    """The least number of lanes, not below the config's, that suits the loaders, if
+    """The smallest number of lanes, not below the config's, that suits the loaders, if
     `micro_batch_size` was given."""
     memory_per_rank: int | None = None
     """Bytes that the loaders of a rank need at least, if `micro_batch_size` was given."""
     memory_limit_per_rank: int | None = None
     """Bytes that `memory` allows the loaders of a rank, if `micro_batch_size` was given."""
     most_lanes: int | None = None
-    """The greatest number of lanes that suits the loaders and fits in `memory`; None also if the
-    memory that is needed does not depend on lanes."""
+    """The largest number of lanes that suits the loaders and fits in `memory`; None also if the
+    required memory does not depend on lanes."""
     fitting_unit: int | None = None
     """A number that steps (micro batch x ranks) must divide, since the length or the masks of
     samples can change only between steps, if `micro_batch_size` was given; None if they do not

@@ -1,4 +1,5 @@
-"""diff: find the sample from which on two runs differ, and how. Samples are located, not read."""
+"""Find the sample from which two runs differ, and how they differ. Samples are located, not
+read."""
 
 from __future__ import annotations
 
@@ -26,25 +27,26 @@ from megablend.system.limited_json import parse_json
 _FIRST_CHUNK = 1 << 10
 """Number of samples that are compared first."""
 _LARGEST_CHUNK = 1 << 16
-"""The most samples that are compared at once."""
+"""The maximum number of samples that are compared at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DiffResult(Record):
-    """The differences between two runs, and the sample from which on they differ."""
+    """The differences between two runs, and the sample from which they differ."""
 
     a: str
     b: str
     samples: tuple[int, int]
     """Number of samples of each run."""
     agrees_up_to: int
-    """The sample at which the stages that both have end, or one of them was cut."""
+    """The sample at which the stages that both runs have end, or at which one of these was cut."""
     differences: tuple[Difference, ...]
     parts_at: int | None
     """The first sample that is not the same in both; None if one is the beginning of the other, or
     samples were not compared."""
     is_by_samples: bool
-    """Whether samples were compared: not with a state, which has only digests."""
+    """Whether samples were compared, which is not possible with a state, since it has only
+    digests."""
 
     def _has(self, field: Field[Any]) -> bool:
         return self.is_by_samples if field.name == "parts_at" else field.name != "is_by_samples"
@@ -55,10 +57,10 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
     """Compare train of two runs.
 
     Args:
-        a, b: the path of a config (which is planned as `build` would), or of a run's ledger or a
-            checkpoint's state as JSON.
+        a, b: the path of a config (which is planned as `build` would plan it), or of a run's ledger
+            or a checkpoint's state as JSON.
 
-    Raises: the errors of `open`; ConfigError if a file is none of these, or the files of a config
+    Raises: the errors of `open`; ConfigError if a file is something else, or the files of a config
         are not indexed.
     """
     first = _read(a)
@@ -105,18 +107,18 @@ class _Pieces(NamedTuple):
     rows: Int64s
     """The index of the piece's sample among the samples."""
     contents: Int64s
-    """The number of its file's content; see `_number_contents`."""
+    """The number of the content of the piece's file; see `_number_contents`."""
     offsets: Int64s
-    """The byte of the file at which its block begins."""
+    """The offset in the file at which the piece's block begins."""
     starts: Int64s
-    """Its first token in the block."""
+    """The piece's first token in the block."""
     stops: Int64s
-    """The token of the block after its last one."""
+    """The token of the block after the piece's last one."""
 
 
 class _Comparison:
     """Compares samples of two runs: by position if a source's order is the same in both, otherwise
-    by the places of their tokens."""
+    by the locations of their tokens."""
 
     def __init__(self, a: Run, b: Run) -> None:
         self._runs = a, b
@@ -134,8 +136,8 @@ class _Comparison:
         """For each run, the number of the content of each of its files."""
 
     def first_difference(self, ks: Int64s) -> int | None:
-        """Return the first of the samples ks, int64 [n] ascending, that differs; None if none
-        does."""
+        """Return the first of the samples ks, int64 [n] ascending, that differs; None if they are
+        all the same."""
         a, b = self._runs
         sources_a, ordinals_a = a.plan.locate_many(ks)
         sources_b, ordinals_b = b.plan.locate_many(ks)
@@ -172,8 +174,8 @@ class _Comparison:
 
 
 def _find_different_row(a: _Pieces, b: _Pieces) -> int | None:
-    """Return the first row, among the same rows of two runs, whose pieces differ; None if none
-    does."""
+    """Return the first row, among the same rows of two runs, whose pieces differ; None if they are
+    all the same."""
     num_common = min(len(a.rows), len(b.rows))
     differs = np.zeros(num_common, bool)
     for column_a, column_b in zip(a, b, strict=True):
@@ -212,7 +214,8 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
     tokens have the same number.
 
     Args:
-        ids: numbers that were given so far, by content and end-of-document token; is extended.
+        ids: the numbers assigned so far, by content and end-of-document token; new ones are
+            added.
     """
     snapshot = run.store.snapshot
     numbers = np.empty(snapshot.num_files, np.int64)
@@ -286,7 +289,9 @@ def _open_ledger_file(path: Path) -> Run:
         )
     session = Session(cache, run=path.stem)
     if session.ledger is None:
-        raise ConfigError(f"{path}: is not a run's ledger; the cache has no run {path.stem!r}")
+        raise ConfigError(
+            f"{path}: is not a run's ledger; the cache has no run {path.stem!r} (`megablend runs list` shows its runs)"
+        )
     return session.open()
 
 

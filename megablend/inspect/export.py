@@ -1,5 +1,5 @@
-"""export: write the order of a run to Parquet, for audits and for other loaders. Samples are
-located, not read."""
+"""Write the order of a run to Parquet, for audits and for other loaders. Samples are located, not
+read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from megablend.system.failures import translating
 CHUNK = 1 << 14
 """Number of samples of a row group, which are located and written at once."""
 UNKNOWN = -1
-"""Stands for a row that is not known."""
+"""The number that stands for an unknown row."""
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 _PIECES = pa.struct(
     [
@@ -59,7 +59,7 @@ SCHEMA = pa.schema(
 first token. A piece is tokens [start, stop) of block number `block` of a file; the block begins at
 `byte_offset`. The numbers of tokens include end-of-document tokens that are added. `row` is the row
 of the file that has the piece's first token; null if the index has no table of documents (`order:
-document` makes one)."""
+document` creates one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -93,11 +93,11 @@ def export(
     memory. The file appears when it is complete.
 
     Args:
-        what: a config, or a cache's folder; `run` is needed with the latter. If the config was
-            edited since the build, the run's ledger decides.
+        what: a config, or a cache's folder; `run` is needed with the latter. If the config has been
+            edited since the build, the run's ledger applies.
         target: path of the file, which is replaced if it exists.
         stop: by default the run's end.
-        progress: called with the number of samples that are written, and of all.
+        progress: called with the number of samples written so far, and their total.
 
     Raises: the errors of `open_dataset`; ConfigError if samples are outside the run, or the target
         is not a file, or the run needs it; ResourceError if the file cannot be written.
@@ -142,7 +142,7 @@ def _write(
 
 
 def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
-    """Locate samples ks, int64 [n], at least one: a table of SCHEMA."""
+    """Return a table of SCHEMA with the locations of samples ks, int64 [n], at least one."""
     snapshot = run.store.snapshot
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
@@ -223,8 +223,8 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
 
 
 def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
-    """See `find_rows`, for the spans at `positions`, int64 [n], whose blocks all belong to a
-    reading of the source with this name: int64 [n]."""
+    """Return the rows, int64 [n], as `find_rows` does, for the spans at `positions`, int64 [n],
+    whose blocks all belong to a reading of the source with this name."""
     blocks = reading.blocks
     numbers = spans.blocks[positions] - reading.first_block
     snapshot = blocks.snapshot

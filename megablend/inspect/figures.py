@@ -1,5 +1,5 @@
-"""The figures of a source as tables show them, on the HTML page and in the terminal. Only numbers
-are here; columns of words are in megablend.cli.describe."""
+"""The figures of a source as tables show them, on the HTML page and in the terminal. This module
+has only numbers; columns of words are in megablend.cli.describe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""find: find the samples of a run that read a file, or one of its documents; the inverse of `show`.
-No data is read except, for a document, the blocks in which it begins and ends.
+"""Find the samples of a run that read a file, or one of its documents: the inverse of `show`. No
+data is read except, for a document, the blocks in which it begins and ends.
 
-`match_files` finds the files that are meant, `stored_tokens` which tokens of a source they have,
-and `sample_pieces` in which samples an epoch reads these.
+`match_files` finds the requested files, `stored_tokens` finds the tokens of a source that belong to
+them, and `sample_pieces` finds the samples in which an epoch reads these tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FindResult(Record):
     run: str
     split: str
     num_samples: int
-    """Samples of the split."""
+    """Number of samples of the split."""
     found: tuple[FoundFile, ...]
 
 
@@ -85,18 +85,17 @@ def find(
     byte: int | None = None,
     key: str | None = None,
 ) -> FindResult:
-    """Find the samples in which a run reads a file, or one row of it, or a document of a file of
-    text.
+    """Find the samples in which a run reads a file, or one row of it, or a document of a text file.
 
     Args:
         what: a config, or a cache's folder; `run` is needed with the latter.
         file: path of a data file, in any spelling, or the end of the path that was indexed.
-        row: number of a row of the file, counted from 0, which is a document; by default the whole
-            file.
+        row: number of a row (a document) of the file, counted from 0; by default the whole file.
         batch_size: samples per step, over all ranks; if given, steps are also reported.
-        limit: the most samples to list; further epochs are then not examined.
-        line, byte, key: place of a document if `file` is a file of text; at most one of them and of
-            `row`. See `megablend.text.places.find_document`.
+        limit: the maximum number of samples to list; epochs after the last of them are not
+            examined.
+        line, byte, key: location of a document if `file` is a text file; give at most one of these
+            and `row`. See `megablend.text.places.find_document`.
 
     Raises: the errors of BlockStore.read; CacheError; ConfigError if no file or several files
         match, or there is no such row or document.
@@ -106,7 +105,7 @@ def find(
         limit = min(whole_number("limit", limit, least=1), sys.maxsize)  # as islice requires
     places = sum(each is not None for each in (row, line, byte, key))
     if places > 1:
-        raise ConfigError(f"found {places} of row, line, byte and key, expected one at most")
+        raise ConfigError(f"found {places} of row, line, byte and key, expected at most one")
     opened = Session(what, cache=cache, run=run).open(split)
     skips = skips_of(opened)
     if places and row is None:
@@ -142,7 +141,7 @@ def find(
 
 
 def _group_by_source(run: Run, files: Sequence[int]) -> dict[tuple[str, int], list[int]]:
-    """Group numbers of files in the index by path and source of the split: each group has a number
+    """Group numbers of files in the index by path and source of the split. Each group has a number
     for every snapshot that has the file. Files that the split does not read are left out."""
     names = run.data.index_names
     by_source: dict[tuple[str, int], list[int]] = {}

@@ -14,7 +14,7 @@ from megablend.config import LENGTHS, Source
 from megablend.run.compile import Compiled
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-"""Names that YAML writes without quotes."""
+"""Matches names that YAML writes without quotes."""
 
 
 def write_full_share_stages(compiled: Compiled) -> str | None:
@@ -60,5 +60,5 @@ def _list_changes(
 
 
 def _quote(name: str) -> str:
-    """Return a name as YAML writes it."""
+    """Return a name as it is written in YAML."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name)

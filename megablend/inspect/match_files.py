@@ -1,4 +1,4 @@
-"""Find the files of a run's index that are meant by a path, or by the end of one."""
+"""Find the files of a run's index that match a path, or the end of one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megablend.storage.location import find_scheme
 from megablend.text.token_names import group_by_folder
 
 _NAMED_FILES = 5
-"""The most files that a message names."""
+"""The maximum number of files that a message names."""
 
 
 def match_files(run: Run, file: str) -> list[int]:
     """Return the numbers of the index's files that match a path, or the end of one: several if
     sources share the file. A file that was renamed also matches its earlier paths.
 
-    Raises: ConfigError if none matches, or files of different paths do.
+    Raises: ConfigError if no file matches, or if files with different paths match.
     """
     if not file:
         raise ConfigError(
@@ -62,7 +62,7 @@ def match_files(run: Run, file: str) -> list[int]:
 
 
 def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
-    """Return the blocks of the snapshot that has a file of the run's index; and the file's number
+    """Return the blocks of the snapshot that has a file of the run's index, and the file's number
     in that snapshot."""
     for store in run.store.stores:
         if number < store.snapshot.num_files:
@@ -86,7 +86,8 @@ def _list_likely_paths(run: Run, spellings: Sequence[str]) -> Mapping[int, str]:
 
 
 def _resolve_links(location: str) -> str:
-    """Return a path without `..` and links; a location with a scheme as it is."""
+    """Return a path with links and `..` resolved; a location with a scheme is returned
+    unchanged."""
     return location if find_scheme(location) else os.path.realpath(location)
 
 
@@ -101,11 +102,11 @@ def _check_is_one_path(file: str, paths: Sequence[str], run: Run) -> None:
             f"/{file}".endswith(f"/{each[0].text}") for each in group_by_folder(indexed).values()
         ):
             raise ConfigError(
-                f"{file}: is a file of text, whose rows are not known; give --line, --byte or --key of one of its documents"
+                f"{file}: is a text file, whose rows are not known; give --line, --byte or --key of one of its documents"
             )
         raise ConfigError(
-            f"{file}: the index {snapshot.digest} has no file with this path, or whose path ends so; `megablend "
-            "describe` lists the sources"
+            f"{file}: index {snapshot.digest} has no file with this path, or with a path that ends in it; `megablend describe` "
+            "lists the sources"
         )
     if len(distinct) > 1:
         num_more = len(distinct) - _NAMED_FILES

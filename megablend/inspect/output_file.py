@@ -1,4 +1,4 @@
-"""Check the file that a user names for a result: it is refused if the run needs it."""
+"""Check the output file that a user names, which is refused if the run needs it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Find the samples of a run that have a source's stored tokens, epoch by epoch.
 
 An epoch reads a range of stored tokens in one or more pieces, each at its position in the source's
-endless concatenation of epochs (`Placed`). The samples of the source lie on these positions at
-regular distances (`TokenRange`), so that which samples overlap a piece is found by division.
+endless concatenation of epochs (`Placed`). The samples of the source are at regular distances along
+these positions (`TokenRange`), so a division finds the samples that overlap a piece.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from megablend.run.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FoundPiece(Record):
-    """Tokens of a file that a sample has, which are stored next to each other: tokens [first_token,
-    stop_token) of the sample, counted with appended tokens."""
+    """Tokens of a file that are stored consecutively and belong to one sample: tokens [first_token,
+    stop_token) of the sample, where appended tokens count."""
 
     first_token: int
     stop_token: int
@@ -48,8 +48,8 @@ class SamplePieces(NamedTuple):
 def iterate_samples(
     run: Run, source: int, ranges: Sequence[range | None]
 ) -> Iterator[tuple[int, int, tuple[FoundPiece, ...]]]:
-    """Find the samples that have stored tokens of a source, epoch by epoch, within an epoch by
-    number. An epoch is examined when its first sample is needed.
+    """Find the samples that have stored tokens of a source, epoch by epoch, and within an epoch in
+    the order of their numbers. An epoch is examined when its first sample is needed.
 
     Args:
         ranges: for each of the source's readings, the requested stored tokens; None for none.
@@ -86,8 +86,8 @@ def _find_end(run: Run, source: int) -> int:
 def _find_pieces(
     run: Run, source: int, reading: Reading, epoch: int, stored: range
 ) -> SamplePieces:
-    """Return the pieces of samples that have a range of stored tokens in one epoch of a reading, as
-    far as the run goes; sorted by sample and by position in the sample."""
+    """Return the pieces of the run's samples that have a range of stored tokens in one epoch of a
+    reading, sorted by sample and by position in the sample."""
     placed = reading.find_tokens(epoch, stored.start, stored.stop)
     parts = [
         _cut_into_samples(run, source, reading, placed, each)

@@ -1,4 +1,4 @@
-"""Select the sources of a description that are shown, and sort them: the few that matter of
+"""Select and sort the sources of a description that are shown, such as the few that matter among
 thousands."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""show: show exactly what a sample, or a rank's part of a step, consists of, without a cluster."""
+"""Show exactly what a sample, or a rank's part of a step, consists of, without a cluster."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Piece(Record):
     block: int
     """Number of the block in the index; `export` counts the blocks of each file."""
     byte_offset: int
-    """Byte of the file at which the block begins."""
+    """Offset in the file at which the block begins."""
     first_token: int
     stop_token: int
-    """The piece is tokens [first_token, stop_token) of the block, counted with appended tokens. In
+    """The piece is tokens [first_token, stop_token) of the block, where appended tokens count. In
     the result of `find`, these fields count tokens of the sample instead."""
     epoch: int
     texts: tuple[TextPlace, ...] = ()
@@ -43,7 +43,7 @@ class Piece(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SampleDescription(Record):
-    """The contents of a sample, and the places where they are stored."""
+    """The contents of a sample, and the locations where they are stored."""
 
     sample: int
     split: str
@@ -58,9 +58,9 @@ class SampleDescription(Record):
     another block; the first is 0."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
-    """Numbers of each extra column, one per token, by the column's name."""
+    """Values of each extra column, one per token, by the column's name."""
     appended: tuple[int, ...] = ()
-    """Positions of the tokens that `append_eod` appended, which are in no file."""
+    """Positions of the tokens that `append_eod` appended, which are not in any file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -87,8 +87,8 @@ def show(
     """Show what a sample contains and where it comes from.
 
     Args:
-        config: a config, or a cache's folder; `run` is needed with the latter. If the config was
-            edited since the build, the run's ledger decides.
+        config: a config, or a cache's folder; `run` is needed with the latter. If the config has
+            been edited since the build, the run's ledger applies.
         run: name of a run of the cache, instead of the config's.
         cache: cache folder, instead of the config's `cache`.
         storage: reads files, instead of the config's storage.
@@ -122,7 +122,7 @@ def show_step(
 
     A step is `global_batch_size` samples (by default one micro step, micro_batch_size *
     data_parallel_size), which are assigned to ranks as PretrainingSampler and Megatron do. If the
-    batch size changes during a run, steps have no such number: show samples instead.
+    batch size changes during a run, steps cannot be numbered in this way: show samples instead.
 
     Args:
         config, run, cache, storage: as for `show`.
@@ -234,7 +234,7 @@ def _list_pieces(run: Run, spans: Spans) -> list[Piece]:
 
 
 def _find_appended(store: BlockStore, append_eod: int | None, spans: Spans) -> tuple[int, ...]:
-    """Return the positions of a sample's appended tokens. A file may have the same token id, so
+    """Return the positions of a sample's appended tokens. A file may contain the same token id, so
     they are found by the documents of the blocks. None are found in blocks that were replaced."""
     if append_eod is None or store.damaged.intersection(spans.blocks.tolist()):
         return ()

@@ -1,4 +1,4 @@
-"""Find the stored tokens of a source that a file, or one of its rows, has.
+"""Find the stored tokens of a source that belong to a file, or to one of its rows.
 
 Stored tokens are counted from the source's first one in the split, in the order of the files.
 """

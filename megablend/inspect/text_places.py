@@ -16,7 +16,7 @@ from megablend.text.token_names import TokenPath, group_by_folder, parse_path
 
 
 class TextPlaces:
-    """Finds the documents of text that the blocks of a run's token files hold. Sources whose files
+    """Finds the text documents that the blocks of a run's token files contain. Sources whose files
     were given as tokens have none."""
 
     def __init__(self, run: Run) -> None:
@@ -67,7 +67,7 @@ class TextPlaces:
 
     def _find_file_of_block(self, block: int) -> tuple[BlockStore, FileEntry, int]:
         """Return the blocks of the snapshot that has a block of the run's index, the block's file
-        there, and the number of the block within the file."""
+        in that snapshot, and the number of the block within the file."""
         snapshot = self._run.store.snapshot
         number = int(snapshot.file_of(np.array([block]))[0])
         store, number_in_store = locate_file(self._run, number)

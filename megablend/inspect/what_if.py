@@ -1,4 +1,4 @@
-"""Planning a run on the existing index as `build` would, without committing anything."""
+"""Plan a run on the existing index as `build` would, without committing anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megablend.run.open_store import open_block_store, open_stores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """A run of train as `build` would commit it, or as it is committed already."""
+    """A run of train as `build` would commit it, or as it is already committed."""
 
     compiled: Compiled
     committed: bool
@@ -29,7 +29,7 @@ class Foreseen:
     note: str | None
     """The difference between the run and what is committed, and what to do; None if they agree."""
     comparison_seconds: float = 0.0
-    """Time that comparing the index with the files took; opening the run does not compare them."""
+    """Time that comparing the index with the files took; opening the run does not include this."""
 
 
 def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
@@ -37,13 +37,13 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     committed.
 
     Args:
-        compares_files: check that the newest index, if the run is planned on it, has the files as
-            they are now.
+        compares_files: whether to check that the newest index, if the run is planned on it, matches
+            the current files.
 
-    Returns: the run; or, if no index has what the config requests, the reason as text, and what to
-        do.
-    Raises: PlanError, ConfigError if the config cannot be planned; DataError if its files
-        cannot be found; CacheError if the cache is damaged.
+    Returns: the run; or, if no index has what the config requests, the reason and the remedy as
+        text.
+    Raises: PlanError, ConfigError if the config cannot be planned; DataError if its files cannot be
+        found; CacheError if the cache is damaged.
     """
     config = session.config
     check_sample(config)
@@ -76,8 +76,7 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
 
 
 def _compare_files(session: Session, newest: Snapshot) -> str | None:
-    """Return what differs between the newest index and the files; None if it has them as they are
-    now."""
+    """Return what differs between the newest index and the files; None if they agree."""
     is_kept = session.ledger is not None and newest.digest in session.ledger.indices
     problem = find_unindexed(session.config, newest, session.run_storage, is_kept=is_kept)
     return None if problem is None else problem.text
@@ -96,18 +95,18 @@ def _plan_by_ledger(session: Session, ledger: Ledger) -> Foreseen:
         return Foreseen(compiled=compiled, committed=True, note=None)
     note = (
         f"run {config.run!r} is committed to {ledger.num_samples:,} samples; the figures are for "
-        f"{compiled.num_samples:,}, to which `megablend build CONFIG` would lengthen it"
+        f"{compiled.num_samples:,}, to which `megablend build CONFIG` would extend it"
     )
     return Foreseen(compiled=compiled, committed=False, note=note)
 
 
 def _plan_anew(session: Session, newest: Snapshot, refusal: PlanError | None) -> Foreseen:
-    """Plan what the config requests, whatever the run has committed.
+    """Plan what the config requests, regardless of what the run has committed.
 
     Args:
         refusal: the error with which the run's ledger refuses the config; None without a ledger.
 
-    Raises: PlanError, the refusal if there is one.
+    Raises: PlanError, which is `refusal` if there is one.
     """
     config = session.config
     note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"

@@ -88,7 +88,7 @@ def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
     )
     lanes, last = found.to_dict()["warnings"]
     assert re.match(
-        r"train: its last \d+ samples do not fill a step of 12: loaders drop them", last
+        r"train: the last \d+ samples do not fill a step of 12; loaders drop them", last
     )
     assert "lanes: 8 is not a multiple of micro batch 3 x 4 ranks" in lanes
     assert "lanes: 12 fits" in lanes

@@ -32,7 +32,7 @@ WITHOUT_EFFECT: list[tuple[str, list[str], str]] = [
     (
         "describe CACHE",
         ["--micro-batch", "4"],
-        "is a cache, of which nothing is estimated; give a config",
+        "is a cache, but estimates need a config; give a config",
     ),
     (
         "check CONFIG",

@@ -133,8 +133,8 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, eod=False, split=None)
     for arguments, message in (
         (("",), "found an empty path, expected a data file of the index"),
-        (("nothing.parquet",), "has no file with this path, or whose path ends so"),
-        (("ource0/0.parquet",), "has no file with this path, or whose path ends so"),
+        (("nothing.parquet",), "has no file with this path, or with a path that ends in it"),
+        (("ource0/0.parquet",), "has no file with this path, or with a path that ends in it"),
         (("source0/0.parquet", 3), "has no row counts for source 's0'.*omit the row"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -188,7 +188,9 @@ def test_a_path_is_found_however_it_is_written(
     pair = megablend.find(config, f"{tmp_path}/cfg/../source1/0.bin")
     for path in ("0.bin", "0.idx", "0"):
         assert megablend.find(config, f"{tmp_path}/source1/{path}") == pair
-    with pytest.raises(ConfigError, match="has no file with this path, or whose path ends so"):
+    with pytest.raises(
+        ConfigError, match="has no file with this path, or with a path that ends in it"
+    ):
         megablend.find(config, f"{tmp_path}/cfg/source0/1.parquet")
 
 

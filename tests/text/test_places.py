@@ -144,9 +144,11 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert run("find", path, "a.jsonl", "--key", "k20").returncode == 0
     for place in ("a.jsonl", f"{tmp_path}/data/a.jsonl:{line}"):
         without = run("find", path, place)
-        assert "is a file of text, whose rows are not known; give --line" in without.stderr
+        assert "is a text file, whose rows are not known; give --line" in without.stderr
     for two in ({"line": line, "byte": 0}, {"row": 0, "key": "k20"}):
-        with pytest.raises(ConfigError, match="found 2 of row, line, byte and key, expected one"):
+        with pytest.raises(
+            ConfigError, match="found 2 of row, line, byte and key, expected at most one"
+        ):
             find(config, "a.jsonl", **two)
     missing = run("find", path, "a.jsonl", "--key", "none")
     assert missing.returncode == 2

@@ -3,7 +3,7 @@
 
 page       the page: facts, charts, and a table of all sources that can be searched and sorted
 charts     the charts of a split, each with a text that describes it, as SVG elements of the page
-drawings   what the charts show, drawn on matplotlib's axes
+drawings   the contents of charts, drawn on matplotlib's axes
 
 The columns of the table are in megablend.inspect.figures.
 

@@ -16,7 +16,7 @@ from megablend.inspect.description import SourceDescription, SplitDescription
 from megablend.inspect.html import drawings
 
 DRAWN = 200
-"""The most sources that a chart shows: those that the run reads most."""
+"""The maximum number of sources that a chart shows, which are those that the run reads most."""
 _WIDE = 11.5
 """Width of a wide drawing in inches, of 96 pixels each."""
 _NARROW = 3.6
@@ -49,7 +49,8 @@ class Chart:
     text: str
     """A description of what the chart shows."""
     draw: Callable[..., None]
-    """A function of `drawings` that lacks matplotlib's axes, and `narrow`: whether these are."""
+    """A function of `drawings` that still takes matplotlib's axes, and `narrow`, which says whether
+    they are narrow."""
     rows: int | None
     """Number of rows of a chart of sources; None for other charts, which have a legend."""
 
@@ -120,7 +121,7 @@ def list_charts(split: SplitDescription) -> list[Chart]:
 
 
 def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) -> Iterator[Chart]:
-    """Yields the charts of a split. `sources`: the sources to show, the most read first."""
+    """Yield the charts of a split. `sources`: the sources to show, the most read first."""
     most_read = sources[0]
     most_repeated = max(sources, key=lambda each: each.epochs)
     rows = len(sources)

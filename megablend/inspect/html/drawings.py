@@ -1,5 +1,5 @@
-"""Draw the contents of charts on matplotlib's axes. Bars are drawn as lines: all bars of a chart
-are one element, which keeps the page small."""
+"""Draw the contents of charts on matplotlib's axes. Bars are drawn as lines, so that all bars of a
+chart are one element, which keeps the page small."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from megablend.inspect.description import SourceDescription, SplitDescription
 
 NAMED = 11
-"""The most sources that have a colour of their own in a chart with a legend."""
+"""The maximum number of sources that have their own colour in a chart with a legend."""
 _COLOURS = (
     *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"),
     *("#8c6d31", "#7b4173", "#637939", "#393b79", "#999999"),
@@ -22,14 +22,14 @@ _GREY = "#bbbbbb"
 _BAR = 11
 """Width of a bar, in points."""
 TALL = 40
-"""A chart with more rows has its numbers at the top."""
+"""The number of rows above which a chart has its numbers at the top."""
 
 
 def draw_shares(
     split: SplitDescription, sources: Sequence[SourceDescription], axes: Any, *, narrow: bool
 ) -> None:
-    """Draw shares of the samples, stage by stage: of the largest sources, and of the others
-    together."""
+    """Draw shares of the samples, stage by stage: those of the largest sources, and that of all
+    others together."""
     if split.stages is None:
         edges = [0, split.samples]
         parts = [{each.name: each.actual_share for each in split.sources}]
@@ -67,7 +67,7 @@ def draw_requested(sources: Sequence[SourceDescription], axes: Any, *, narrow: b
 
 
 def draw_tokens(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
-    """Draw how many tokens are read of each source."""
+    """Draw the number of tokens that are read from each source."""
     values = [each.tokens_read for each in sources]
     _draw_bars(axes, sources, values, "tokens read", narrow=narrow)
     _shorten_counts(axes)
@@ -113,7 +113,7 @@ def draw_lengths(sources: Sequence[SourceDescription], axes: Any, *, narrow: boo
         )
     ticks = range(0, num_bins, max(1, num_bins // (3 if narrow else 10)))
     axes.set_xticks(ticks, ["0" if i == 0 else _shorten_number(2 ** (i - 1)) for i in ticks])
-    axes.set(xlabel="tokens of a document, from", ylabel="fraction of the documents")
+    axes.set(xlabel="tokens of a document (at least)", ylabel="fraction of the documents")
     axes.set_ylim(bottom=0)
     _add_legend(axes, narrow=narrow)
 
@@ -121,7 +121,7 @@ def draw_lengths(sources: Sequence[SourceDescription], axes: Any, *, narrow: boo
 def draw_means(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
     """Draw the mean length of each source's documents."""
     values = [each.tokens / max(1, each.documents) for each in sources]
-    _draw_bars(axes, sources, values, "tokens of a document, mean", narrow=narrow)
+    _draw_bars(axes, sources, values, "mean tokens per document", narrow=narrow)
     _shorten_counts(axes)
 
 
@@ -136,7 +136,7 @@ def _draw_bars(
     """Draw a row with a bar for each source.
 
     Args:
-        label: what the values are.
+        label: the label of the values.
     """
     axes.hlines(range(len(sources)), 0, values, color=_BLUE, linewidth=_BAR)
     _name_rows(axes, sources, narrow=narrow)

@@ -1,8 +1,8 @@
 """Make the page: facts, warnings, charts of each split, and tables of all sources that can be
 searched and sorted.
 
-Everything is in the file: the page's own policy forbids the browser any request. Without JavaScript
-the tables are complete, but cannot be searched.
+Everything is in the file: the page's own policy forbids all requests. Without JavaScript the tables
+are complete, but cannot be searched.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from megablend.system.atomic_write import check_target, replace_file
 
 
 def write_html(described: RunDescription, path: str | Path) -> None:
-    """Write a description of a run as one HTML page with charts; it replaces the file atomically
-    and needs no network.
+    """Write a description of a run as one HTML page with charts, which needs no network. The file
+    is replaced atomically.
 
     Args:
         described: the result of `megablend.describe`; with its `document_lengths=True`, the
@@ -92,7 +92,7 @@ def _hash_of(script: str) -> str:
 
 
 def _facts(described: RunDescription) -> Iterator[str]:
-    """Yields the lines of a list of facts about the run."""
+    """Yield the lines of a list of facts about the run."""
     facts = {
         "State": "committed" if described.committed else "not committed",
         "Note": described.note,
@@ -124,7 +124,7 @@ def _facts(described: RunDescription) -> Iterator[str]:
 
 
 def _notes(title: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yields the lines of a section of warnings or problems, if there are any."""
+    """Yield the lines of a section of warnings or problems, if there are any."""
     if lines:
         yield f"<section><h2>{title}</h2><div class='notes'><ul>"
         yield from (f"<li>{escape(line)}</li>" for line in lines)
@@ -132,7 +132,7 @@ def _notes(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _full_shares(stages: str | None) -> Iterator[str]:
-    """Yields the lines of a section on `RunDescription.full_share_stages`, if there are any."""
+    """Yield the lines of a section on `RunDescription.full_share_stages`, if there are any."""
     if stages is not None:
         yield "<section><h2>Full shares until sources run out</h2>"
         yield "<p>In place of <code>on_exhausted: redistribute</code>, these stages keep each source's share until its cap.</p>"
@@ -140,7 +140,7 @@ def _full_shares(stages: str | None) -> Iterator[str]:
 
 
 def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Iterator[str]:
-    """Yields the lines of the section on a split."""
+    """Yield the lines of the section on a split."""
     kind = "blended" if split.blended else "one unblended pass"
     yield f'<section aria-labelledby="split-{name}"><h2 id="split-{name}">Split {name}</h2>'
     if split.problem is not None:
@@ -162,7 +162,7 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
 
 
 def _table(name: str, split: SplitDescription) -> Iterator[str]:
-    """Yields the lines of the table of a split's sources."""
+    """Yield the lines of the table of a split's sources."""
     count = f"{len(split.sources):,} sources"
     figures = list_figures(split)
     yield f'<div data-table id="sources-{name}">'
@@ -183,5 +183,5 @@ def _table(name: str, split: SplitDescription) -> Iterator[str]:
 
 
 def _cell(number: float | None, text: str) -> str:
-    """Return a cell of the table; `number` is what the column is sorted by."""
+    """Return a cell of the table; `number` is the value by which the column is sorted."""
     return "<td></td>" if number is None else f'<td data-value="{number:.12g}">{text}</td>'
