@@ -100,7 +100,9 @@ def _naming_profile(named: str | None) -> Iterator[None]:
         )
         cause = f"{type(error).__name__}: {error}" if is_shown else type(error).__name__
         profile = named or "default"
-        remedy = f"correct it until `aws sts get-caller-identity --profile {profile}` succeeds"
+        remedy = (
+            f"correct the profile until `aws sts get-caller-identity --profile {profile}` succeeds"
+        )
         if "SSO Token" in cause or "from sso" in cause or "SSO session" in cause:
             remedy = f"run `aws sso login --profile {profile}`"
         raise ConfigError(

@@ -98,7 +98,7 @@ _METADATA = re.compile(
 )
 """Addresses at which machines of a cloud get their credentials."""
 _PROFILE = re.compile(r"credential provider: ConfigError: (.+)\n(.+)")
-"""What `credentials` says about a profile whose credentials cannot be fetched, and the remedy."""
+"""The message of `credentials` about a profile whose credentials cannot be fetched, and the remedy."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 """HTTP statuses of a busy source."""
 _CLOCK = "set the clock of this machine"
@@ -238,7 +238,7 @@ _CONNECTION_FAILURES = (
         ("token file",),
         Failure(
             Kind.CONNECT,
-            "the file of a token cannot be read",
+            "the token file cannot be read",
             "check AWS_WEB_IDENTITY_TOKEN_FILE or AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
         ),
     ),

@@ -76,7 +76,7 @@ def make_store(address: Address, options: StoreOptions, query: str, *, is_for_li
         for name in _KEYS.get(address.scheme, ()):
             if has_control_character(os.environ.get(name, "")):
                 raise ConfigError(
-                    f"{name}: found a line break or another control character\nset it without it"
+                    f"{name}: found a line break or another control character\nremove it from the value"
                 )
         if address.scheme == "gs":
             return GCSStore(address.bucket, **common, **_drop_none(base_url=endpoint))
