@@ -133,7 +133,10 @@ class LocalStorage:
             does; DataError if the file cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
-            raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
+            raise CorruptFileError(
+                path,
+                f"invalid range: offset {offset}, length {size}; restore the file, or index it again",
+            )
         try:
             with self.pool.borrow(path, self.opened) as fd:
                 if size > _UNCHECKED_BYTES and os.fstat(fd).st_size < offset + size:

@@ -348,7 +348,10 @@ class ObjectStorage:
             offset = int(offsets[i])
             size = int(sizes[i])
             if version is None or offset < 0 or size < 0:
-                raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
+                raise CorruptFileError(
+                    path,
+                    f"invalid range: offset {offset}, length {size}; restore the file, or index it again",
+                )
             raise CorruptFileError(
                 path,
                 f"truncated: expected {size} bytes here, but the file ends at byte {file_size}; restore the file",
