@@ -240,7 +240,7 @@ def gc_command(mirror: str | None, as_json: bool) -> None:
 @of_mirror
 @as_json
 def remove_command(name: str, mirror: str | None, as_json: bool) -> None:
-    """Forget the dataset NAME, and delete the files that no other dataset has.
+    """Forget dataset NAME, and delete files that no other dataset has.
 
     In a cluster with etcd, it is removed from all nodes.
     """

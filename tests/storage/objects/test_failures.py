@@ -121,12 +121,12 @@ FAULTS = {
         keys=(CANARY, "x"), message=r"InvalidAccessKeyId|SignatureDoesNotMatch"
     ),
     "403": Fault(
-        keys=READER_KEYS, message=r"cannot be read: access is denied \(AccessDenied\): get"
+        keys=READER_KEYS, message=r"cannot be read: access is denied \(AccessDenied\): grant"
     ),
     "403, LIST": Fault(
         location="s3://failures/*",
         keys=READER_KEYS,
-        message=r"cannot be listed: access is denied \(AccessDenied\): get",
+        message=r"cannot be listed: access is denied \(AccessDenied\): grant",
     ),
     "DNS": no_server(r"cannot be resolved; tried \d+ times", endpoint="http://no.such.invalid"),
     "no server": no_server(r"no connection to the server; tried \d", endpoint="http://127.0.0.1:9"),
@@ -153,7 +153,7 @@ FAULTS = {
         let_keys_expire, r"the credentials have expired \(ExpiredToken\): renew"
     ),
     "access is taken away": while_reading(
-        close_to_all, r"cannot be read: access is denied \(AccessDenied\): get permission"
+        close_to_all, r"cannot be read: access is denied \(AccessDenied\): grant these credentials"
     ),
     "broken": while_reading(break_down, r"the source failed \(HTTP 500\); tried \d+ times in \d s"),
     "gone": while_reading(

@@ -212,7 +212,7 @@ SITUATIONS = [
         "a metadata address that refuses",
         metadata_refuses,
         "no credentials were found",
-        "get permission",
+        "grant these credentials",
     ),
     Situation(
         "a certificate of an authority",
