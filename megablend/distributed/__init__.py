@@ -1,1 +1,1 @@
-"""Communication between the processes of a job: a single process, MPI, torch.distributed."""
+"""Communication between the processes of a job, through MPI or torch.distributed."""

@@ -1,4 +1,4 @@
-"""Communication between processes: the communicator protocol, and the communicator of one process."""
+"""The protocol of communicators between processes, and the communicator of a single process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from megablend.system.failures import translate
 
 T = TypeVar("T")
 on_failure: list[Callable[[BaseException], None]] = []
-"""Functions to call with the error that makes a command fail, before the command exits, to print
-the error as JSON."""
+"""Functions that are called before a failing command exits, with the error as the argument. With
+`--json`, one of them prints the error as JSON."""
 REPORT_SECONDS = 3.0
-"""The time for which the other ranks wait, so that only the first rank reports an error in this
-way."""
+"""Seconds for which all ranks but the first wait after an error, so that only the first rank prints
+it as JSON."""
 
 
 class Communicator(Protocol):
-    """A communicator of the processes of one build. All ranks must call its collective methods in
-    the same order."""
+    """A communicator of the processes that run a build together. All ranks must call the collective
+    methods (`barrier`, `bcast`, `gather` and `allgather`) in the same order."""
 
     rank: int
-    """The number of this process, 0 to size - 1."""
+    """The rank of this process, 0 to size - 1."""
     size: int
     """The number of processes."""
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and until all posts have arrived; call `on_wait` at intervals."""
+        """Wait until all ranks have called this method and all posts have arrived. Call `on_wait`
+        at intervals."""
         ...
 
     def bcast(self, value: T) -> T:
@@ -36,11 +37,12 @@ class Communicator(Protocol):
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order on rank 0; an empty list on other ranks."""
+        """Return the values of all ranks, in rank order, on rank 0, and an empty list on other
+        ranks."""
         ...
 
     def allgather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         ...
 
     def post(self, value: object) -> None:
@@ -83,11 +85,11 @@ class SingleProcess:
         return [value]
 
     def post(self, value: object) -> None:
-        """Store the value for `posts`."""
+        """Store the value, which the next call of `posts` returns."""
         self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """Return the posts since the last call."""
+        """Return a pair (0, value) for each post since the last call."""
         arrived = self._inbox
         self._inbox = []
         return arrived
@@ -98,8 +100,8 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a program that fails with an error: the error's own, 130 for an
-    interrupt, 70 for a bug."""
+    """Return the exit code of a program that fails with an error: the error's own exit code, 130
+    for a keyboard interrupt, or 70 for any other error, which is a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code

@@ -1,13 +1,13 @@
-"""A communicator whose ranks fail together: an error on one rank is raised on all ranks, in their
-next collective call.
+"""A communicator whose ranks fail together: an error on one rank is raised on all ranks, in the
+next collective call of each.
 
 Each collective call exchanges envelopes (a value or an error) between all ranks; `abort` is the
-same exchange. So a rank that fails joins the others in whichever call they wait, and no rank is left
-waiting. No process is terminated: the training script may handle the error.
+same exchange. So a rank that fails takes part in the call in which the others are waiting, and no
+rank waits forever. No process is terminated: the training script may handle the error.
 
-If groups of ranks work separately, each collective call of a group begins with an exchange between
-all ranks, whichever calls the other groups are in; ranks that have finished keep exchanging until
-all have. So an error reaches all groups, while values stay within their group.
+If groups of ranks work separately (`Subgroup`), each collective call of a group begins with an
+exchange between all ranks. Ranks whose group has finished keep exchanging until all groups have
+finished. So an error reaches all groups, while values stay within their group.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class FailTogether:
         self.size = size
         self._exchange = exchange
         self._failure: BaseException | None = None
-        """The error that has been raised on all ranks; each later call raises it again."""
+        """The error that was raised on all ranks, and that each later call raises again; None
+        before the first error."""
         self._inbox: list[tuple[int, Any]] = []
 
     def allgather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank. Raises: the error of a rank that
-        aborted."""
+        """Return the values of all ranks, in rank order, on every rank. Raises: the error with
+        which a rank called `abort`."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -70,44 +71,47 @@ class FailTogether:
         return self.allgather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order on rank 0; an empty list on other ranks."""
+        """Return the values of all ranks, in rank order, on rank 0, and an empty list on other
+        ranks."""
         values = self.allgather(value)
         return values if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Store the value for `posts` on rank 0; drop it on other ranks, whose progress is not
-        shown."""
+        """Store the value on rank 0, for `posts`. On other ranks the value is dropped, since their
+        progress is not shown."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """Return, on rank 0, the posts of this rank since the last call."""
+        """Return, on rank 0, a pair (0, value) for each post of this rank since the last call."""
         arrived = self._inbox
         self._inbox = []
         return arrived
 
     def finish(self) -> None:
-        """Wait for all ranks, some of which may still be working in a Subgroup."""
+        """Wait until all ranks have called this method. Other ranks may still be working in a
+        `Subgroup`."""
         while not all(self.allgather(True)):
             pass
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Raise the error on all ranks, except those that have already raised one."""
+        """Raise the error on this rank, and on all other ranks that have not raised an error
+        yet."""
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
-            # If another rank has exited, the present error is more informative than that
+            # If another rank has exited, the present error is more informative than the LaunchError
             with contextlib.suppress(LaunchError):
                 self._exchange((None, _portable(error)))
         raise error
 
 
 class Subgroup(FailTogether):
-    """A communicator of some of the ranks, which fail together with all ranks. Their next call on
-    `world` must be `finish`.
+    """A communicator of a group of ranks. An error on any rank, of this group or another one, is
+    raised on all ranks. When the group has finished, its ranks must call `world.finish()`.
 
     Args:
-        group: the communicator by which these ranks exchange values.
+        group: the communicator through which the ranks of the group exchange values.
         world: the communicator of all ranks, including those of other groups and of no group.
     """
 
@@ -116,8 +120,8 @@ class Subgroup(FailTogether):
         self._world = world
 
     def allgather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank. Raises: the error of a rank that
-        aborted, in any group."""
+        """Return the values of the group's ranks, in rank order, on every rank of the group.
+        Raises: the error with which a rank of any group called `abort`."""
         self._world.allgather(False)
         return self._exchange(value)
 
@@ -127,8 +131,8 @@ class Subgroup(FailTogether):
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Return the error itself if another process can raise it; otherwise a RuntimeError with its
-    text."""
+    """Return the error itself if it can be pickled and sent to another process; otherwise a
+    RuntimeError with the same text."""
     if isinstance(error, MegablendError):
         return error
     substitute = RuntimeError(f"{type(error).__name__}: {error}")
@@ -142,14 +146,14 @@ def _portable(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """This process and the other processes of its job."""
+    """The processes of a job, as seen by one of them."""
 
     world: FailTogether
-    """The communicator of all ranks, for short exchanges only: a backend may time out after some
-    minutes."""
+    """The communicator of all ranks. It is for short exchanges only, since a call that waits for
+    several minutes may time out."""
     members: Callable[[Sequence[int]], AbstractContextManager[FailTogether]]
-    """Returns the context of a communicator of some ranks, including this one, without a short
-    time-out; only these ranks enter the context."""
+    """Returns a context manager that provides a communicator of the given ranks, in which calls may
+    wait for hours. Exactly these ranks enter the context."""
 
     @property
     def rank(self) -> int:

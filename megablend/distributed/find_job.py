@@ -1,8 +1,8 @@
-"""Find the processes that open one dataset together: those of torch.distributed, otherwise those of
-an MPI launcher, otherwise only this one.
+"""Finds the processes that open a dataset together: the ranks of torch.distributed, or else those
+of an MPI launcher, or else this process alone.
 
-torch is imported only if the process has imported it already, or torchrun started it: caches can be
-prepared without torch.
+torch is imported only if the process has imported it already or was started by torchrun, since
+caches can be prepared without torch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """Yield the job of a command. Within the context, processes that torchrun started share a
-    process group. An error is raised on all ranks, but only the first rank reports it. Raises:
-    LaunchError."""
+    """Provide the job that runs a command. Within the context, processes that torchrun started
+    share a process group. An error is raised on all ranks, but only the first rank prints it as
+    JSON. Raises: LaunchError."""
     with _find_process_group():
         job = this_job()
         is_silent = job.rank > 0 and bool(on_failure)
@@ -78,8 +78,8 @@ def _find_process_group() -> AbstractContextManager[None]:
 
 @contextmanager
 def program_launch() -> Iterator[Communicator]:
-    """Yield the communicator of the processes that run a command together: those of torchrun,
-    otherwise those of an MPI launcher, otherwise only this one.
+    """Provide the communicator of the processes that run a command together: those of an MPI
+    launcher, or else those of torchrun, or else this process alone.
 
     This is for commands only: a training script may call Python functions on one rank alone.
     Raises: LaunchError.
@@ -100,7 +100,7 @@ def _is_initialized() -> bool:
 
 def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
     """Return the number of processes that torchrun started; 0 if torchrun did not start this
-    process. Raises: LaunchError if the variable is not a number."""
+    process. Raises: LaunchError if WORLD_SIZE is not an integer."""
     if "TORCHELASTIC_RUN_ID" not in environ or "WORLD_SIZE" not in environ:
         return 0
     return read_count(environ, "WORLD_SIZE")
@@ -113,7 +113,7 @@ def _make_single() -> FailTogether:
 
 @contextmanager
 def _mpi_members(launch: Any, ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """See Job.members."""
+    """Provide a communicator of the given MPI ranks: see `Job.members`."""
     part = launch.members(ranks)
     try:
         yield FailTogether(part.rank, part.size, part.allgather)

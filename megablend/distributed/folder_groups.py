@@ -1,10 +1,11 @@
-"""Group the ranks that see the same cache folder, and therefore build it together: one group on a
-shared file system, otherwise one per node.
+"""Groups the ranks that see the same cache folder, and therefore build it together. On a shared
+file system all ranks are one group; otherwise the ranks of each node are a group.
 
-Ranks of one machine whose folder has the same inode need no test. The first rank of each such set
-writes a nonce to the folder, and sets that find each other's nonces are merged. A missing folder is
-not created at this point, so that a refused build leaves no folder behind: it is identified by its
-nearest existing parent and the path from there.
+Ranks of one machine whose folder has the same inode certainly see the same folder. The first rank
+of each such set of ranks writes a file with a random name, a nonce, to the folder. Sets that find
+each other's nonces are merged. A missing folder is not created at this point, so that a refused
+build leaves no folder behind. Such a folder is identified by the nearest existing parent folder and
+the rest of its path.
 """
 
 from __future__ import annotations
@@ -25,34 +26,37 @@ AUTO = "auto"
 SHARED_FS = (AUTO, "yes", "no")
 """The values of `shared_fs`."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""A file whose content differs between machines."""
+"""A file with a random id that differs between machines."""
 _NONCE = ".megablend-nonce-"
-"""The prefix of the names of nonces."""
+"""The prefix of the file names of nonces."""
 _SEEN_SECONDS = 2.0
-"""The time within which a network file system shows another node's file."""
+"""The maximum number of seconds until a file that one node created is visible to other nodes on a
+network file system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The identity of a rank's cache folder."""
+    """The identity of a cache folder, which is equal for ranks of one machine that see the same
+    folder."""
 
     machine: str
     device: int
     inode: int
     """The inode of the nearest existing folder."""
     rest: tuple[str, ...]
-    """The path from that folder to the cache."""
+    """The components of the path from the nearest existing folder to the cache."""
 
 
 def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
-    """Return the ranks that build this rank's cache folder, including this rank. Collective.
+    """Return the ranks that see the same cache folder as this rank, and build it together.
+    Collective.
 
     Args:
         cache: this rank's folder, which need not exist; None on a rank that builds nothing.
-        shared_fs: "yes" if all ranks share the folder, "no" if at most those of one machine do,
-            "auto" to detect it.
+        shared_fs: "yes" if all ranks share the folder, "no" if only ranks of the same machine may
+            share it, "auto" to detect which ranks share it.
 
-    Returns: sorted ranks; empty for a rank that builds nothing.
+    Returns: the sorted ranks, including this one; an empty list on a rank that builds nothing.
     Raises: ConfigError for any other `shared_fs`; CacheError if the path cannot be inspected, or is
         not a folder.
     """
@@ -66,8 +70,8 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
         return [] if own is None else building
     if shared_fs == "no":
         return at_own_place
-    # The first rank of a place represents it; the first rank whose nonce the representative finds
-    # leads the group
+    # The first rank of each place represents all ranks of the place. Places whose representatives
+    # find the same rank's nonce first are one group
     is_representative = at_own_place[:1] == [launch.rank]
     first_seen = _find_first_seen(launch, folder if is_representative else None, places)
     if own is None:
@@ -80,7 +84,8 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
 
 
 def _find_place(cache: Path) -> tuple[Path, _Place]:
-    """Return the nearest existing folder of a cache, and the identity of the cache."""
+    """Return the nearest existing folder on the path of a cache, and the identity of the cache
+    folder."""
     folder = cache.resolve()
     rest = list[str]()
     with translate_os_errors(cache):
@@ -99,11 +104,12 @@ def _find_place(cache: Path) -> tuple[Path, _Place]:
 def _find_first_seen(
     launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]
 ) -> list[int | None]:
-    """Return, for each rank that represents its place, the first rank whose nonce it finds; None
-    for other ranks. Collective.
+    """Return, in rank order, the first rank whose nonce each rank finds. Only the first rank of
+    each place writes and looks for nonces; the result of all other ranks is None. Collective.
 
     Args:
-        folder: this rank's nearest existing folder; None if this rank does not represent its place.
+        folder: the nearest existing folder on the path of this rank's cache; None if this rank is
+            not the first one of its place.
     """
     nonce = None if folder is None else _leave_nonce(folder)
     try:
@@ -116,7 +122,8 @@ def _find_first_seen(
 
 
 def _leave_nonce(folder: Path) -> str | None:
-    """Create a file in the folder. Returns: its name; None if the folder is read-only."""
+    """Create a file with a random name in the folder. Returns: the name; None if the file could not
+    be created, for example because the folder is read-only."""
     name = f"{_NONCE}{secrets.token_hex(8)}"
     try:
         (folder / name).touch()
@@ -128,8 +135,8 @@ def _leave_nonce(folder: Path) -> str | None:
 def _find_first_nonce(
     folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int
 ) -> int:
-    """Return the first rank whose nonce is in the folder and whose path from there to the cache is
-    the same as this rank's; `rank` if there is none."""
+    """Return the first rank whose nonce is in the folder, and whose cache has the same path below
+    the folder as this rank's. Returns `rank`, this rank, if there is none."""
     own = places[rank]
     assert own is not None
     possible = {

@@ -1,5 +1,5 @@
-"""Detect the communicator of a build: that of this process alone, or that of the ranks that an MPI
-launcher started.
+"""Detects whether an MPI launcher started this process, and returns the communicator for a build:
+of all ranks of the launcher, or of this process alone.
 
 A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
 makes fork unsafe. Under the launcher of an MPI library other than the one that mpi4py is bound to,
@@ -20,28 +20,29 @@ _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 _OTHER_LIBRARIES = ("MPICH", "Intel", "MVAPICH")
 """Words in the names of MPI libraries that are not Open MPI."""
 _SIZE_VARIABLES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
-"""Environment variables with the number of a job's processes, and the launcher that sets each."""
+"""The environment variables that contain the number of processes of a job, and the name of the
+launcher that sets each variable."""
 _SLURM_VARIABLES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
-"""The same for variables that are used only inside a step of Slurm."""
+"""Like _SIZE_VARIABLES, for variables that are used only inside a job step of Slurm."""
 _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherInfo:
-    """What the environment says about the launcher."""
+    """A launcher, as described by environment variables."""
 
     by: str
-    """The launcher's name in messages."""
+    """The name of the launcher, as shown in messages."""
     variable: str
-    """The environment variable that gives the size."""
+    """The name of the environment variable that contains the number of processes."""
     size: int
     """The number of processes that the launcher has started."""
     exact: bool
-    """False if the variable gives only a lower bound of the number of processes."""
+    """Whether `size` is the exact number of processes; if False, it is a lower bound."""
 
     @property
     def count(self) -> str:
-        """The number of processes, as messages show it."""
+        """The number of processes, as shown in messages: "8", or "8 or more"."""
         return f"{self.size}{'' if self.exact else ' or more'}"
 
     def __str__(self) -> str:
@@ -51,10 +52,11 @@ class LauncherInfo:
 def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
     """Return the launcher that started this process; None if there is none.
 
-    Slurm's variables are used only inside a step (SLURM_STEP_ID): batch scripts have them too. They
-    are checked last, since mpirun is often run in a shell that is itself a step of one task.
+    Slurm's variables are used only inside a job step (SLURM_STEP_ID), since batch scripts have them
+    too. They are checked last, since mpirun is often run in a shell that is itself a step of one
+    task.
 
-    Raises: LaunchError if a count is not an integer.
+    Raises: LaunchError if the number of processes in a variable is not an integer.
     """
     sizes = _SIZE_VARIABLES | (_SLURM_VARIABLES if "SLURM_STEP_ID" in environ else {})
     for variable, by in sizes.items():
@@ -99,8 +101,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 
 def _bound_to(library: str) -> str:
-    """Return the problem and the remedy if mpi4py and the launcher use different MPI libraries, for
-    a message."""
+    """Return a part of an error message, which says that mpi4py and the launcher use different MPI
+    libraries, and how to fix that."""
     return (
         f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or reinstall "
         f"mpi4py for the launcher's library ({_REINSTALL})"
@@ -108,7 +110,8 @@ def _bound_to(library: str) -> str:
 
 
 def read_count(environ: Mapping[str, str], variable: str) -> int:
-    """Return the whole number in an environment variable of a launcher. Raises: LaunchError."""
+    """Return the integer in an environment variable of a launcher. Raises: LaunchError if the
+    variable is missing or not an integer."""
     value = environ.get(variable)
     if value is None:
         raise LaunchError(

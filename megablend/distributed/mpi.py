@@ -15,8 +15,8 @@ from megablend.distributed.base import REPORT_SECONDS, exit_code, on_failure
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
-# MpiLaunch initialises MPI: under another MPI's launcher a library may end the process there,
-# without an error message.
+# Only MpiLaunch initialises MPI, not the import: under the launcher of another MPI library,
+# initialising may end the process without an error message.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
@@ -25,12 +25,13 @@ from mpi4py import MPI  # noqa: E402
 T = TypeVar("T")
 
 _FIRST_POLL_SECONDS = 0.0002
-"""The first pause between two polls: if all ranks arrive together, none should wait long."""
+"""The first pause between two polls, in seconds. It is short, so that ranks that arrive together do
+not wait long."""
 _POLL_SECONDS = 0.005
-"""The longest pause between two polls."""
+"""The longest pause between two polls, in seconds."""
 _ABORT_SECONDS = 0.3
-"""The pause after a rank's last message: launchers may lose lines that are written just before it
-aborts."""
+"""The pause between a rank's last message and its call of MPI_Abort, in seconds: launchers may lose
+lines that are written just before the abort."""
 _POST_TAG = 1
 """The tag of the MPI messages that carry posts."""
 
@@ -42,8 +43,8 @@ def library() -> str:
 
 
 class MpiLaunch:
-    """The communicator of all ranks (COMM_WORLD), or of some of them. It waits by polling: MPI
-    libraries busy-wait, which takes cores from ranks that are still working."""
+    """A communicator of all MPI ranks (COMM_WORLD), or of a group of them. It waits by polling,
+    since MPI's own calls busy-wait, which takes cores from ranks that are still working."""
 
     def __init__(self, comm: Any = None) -> None:
         if not MPI.Is_initialized():
@@ -56,10 +57,12 @@ class MpiLaunch:
         self._has_aborted = False
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and until all posts have arrived; call `on_wait` at intervals.
+        """Wait until all ranks have called this method and all posts have arrived. Call `on_wait`
+        at intervals.
 
-        A post is a synchronous send, complete only when received. A rank enters the barrier once
-        its own posts are complete, so after the barrier no post is in flight.
+        A post is a synchronous send, which is complete only when it has been received. A rank
+        enters the MPI barrier once its own posts are complete, so no post is in flight after the
+        barrier.
 
         Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse
             data exchange", 2010.
@@ -80,21 +83,22 @@ class MpiLaunch:
         return result
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order on rank 0; an empty list on other ranks."""
+        """Return the values of all ranks, in rank order, on rank 0, and an empty list on other
+        ranks."""
         self.barrier()
         return self._comm.gather(value, root=0) or []
 
     def allgather(self, value: T) -> list[T]:
-        """Return every rank's value in rank order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         return self.bcast(self.gather(value))
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
-        """Return a communicator of these ranks, in this order. Exactly these ranks call this, and
-        later `free`."""
+        """Return a communicator of the given ranks, in the given order. Exactly these ranks must
+        call this method, and later `free` of the returned communicator."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:
-        """Free a communicator that `members` returned."""
+        """Free this communicator, which `members` has returned."""
         self._comm.Free()
 
     def post(self, value: object) -> None:
@@ -102,7 +106,7 @@ class MpiLaunch:
         if self.rank == 0:
             self._inbox.append((0, value))
         else:
-            self._has_unreceived_posts()  # this forgets received ones
+            self._has_unreceived_posts()  # forgets posts that were received
             self._sent.append(self._comm.issend(value, dest=0, tag=_POST_TAG))
 
     def posts(self) -> list[tuple[int, Any]]:
@@ -145,7 +149,7 @@ class MpiLaunch:
         time.sleep(_ABORT_SECONDS)
 
     def _has_unreceived_posts(self) -> bool:
-        """Return whether rank 0 still has to receive posts of this rank; forget those that it has
+        """Return whether rank 0 has yet to receive posts of this rank. Forget posts that have been
         received."""
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
@@ -168,7 +172,7 @@ class MpiLaunch:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield successive pauses in seconds, doubling up to _POLL_SECONDS."""
+    """Yield the lengths of successive pauses in seconds, which double up to _POLL_SECONDS."""
     seconds = _FIRST_POLL_SECONDS
     while True:
         yield seconds

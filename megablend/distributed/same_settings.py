@@ -1,5 +1,5 @@
-"""Check that all ranks of a job have the same settings, since each rank reads its own config or
-flags."""
+"""Checks that all ranks of a job have the same settings. Each rank reads its own config file and
+command-line flags, so they could differ."""
 
 from __future__ import annotations
 
@@ -12,45 +12,47 @@ from megablend.errors import ConfigError
 from megablend.system.digest import hex_digest
 
 _MAX_NAMED = 3
-"""The largest number of settings, and of ranges of ranks, that a message names."""
+"""The maximum number of settings, and of ranges of ranks, that a message names."""
 _MAX_CHARACTERS = 100
-"""The largest number of characters of a value that a message shows."""
+"""The maximum number of characters that a message shows of a value."""
 
 
 def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
     """Check that all ranks have the same settings. Collective.
 
     Args:
-        settings: this rank's settings, by name; mappings and lists among them are compared item by
-            item.
+        settings: the settings of this rank, by name. Values that are mappings or lists are compared
+            item by item.
 
-    Raises: ConfigError, on all ranks, which names the settings that differ, and the ranks.
+    Raises: ConfigError, on all ranks, if settings differ. The message names these settings and the
+        ranks.
     """
     if launch.size > 1:
         compare_settings(launch, settings, launch.allgather(digest_settings(settings)))
 
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
-    """Return a digest of settings, which is the same on ranks with the same settings."""
+    """Return a digest of settings. Equal settings have equal digests."""
     return hex_digest(json.dumps(sorted(_flatten(settings, ""))))
 
 
 def compare_settings(
     launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
 ) -> None:
-    """Check as `check_same_settings` does, given the digests that all ranks have already exchanged.
-    Collective only if they differ.
+    """Do the same as `check_same_settings`, given the digests of all ranks, which have already been
+    exchanged. Collective only if the digests differ.
 
     Args:
-        digests: `digest_settings` of each rank, in rank order.
+        settings: the settings of this rank, by name.
+        digests: the result of `digest_settings` on each rank, in rank order.
     """
     if len(set(digests)) > 1:
         raise ConfigError(_describe_differences(launch.allgather(dict(_flatten(settings, "")))))
 
 
 def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield each leaf of nested settings: its name, such as `sources.train[1].weight`, and its value
-    as text."""
+    """Yield each leaf of nested settings as a pair of its name, such as `sources.train[1].weight`,
+    and its value as text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(item, f"{name}.{key}" if name else str(key))
@@ -62,7 +64,8 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
-    """Describe the differences between the settings of the ranks, given in rank order."""
+    """Return a text that describes how the settings of the ranks differ, given all settings in rank
+    order."""
     names = dict.fromkeys(name for settings in all_settings for name in settings)
     values = {name: [settings.get(name) for settings in all_settings] for name in names}
     different = [name for name in names if len(set(values[name])) > 1]
@@ -74,7 +77,7 @@ def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
 
 
 def _describe_setting(name: str, values: Sequence[str | None]) -> str:
-    """Describe which ranks have which value of a setting."""
+    """Return a text that describes which ranks have which value of a setting."""
     ranks = dict[str | None, list[int]]()
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -84,14 +87,14 @@ def _describe_setting(name: str, values: Sequence[str | None]) -> str:
 
 
 def _shorten(value: str | None) -> str:
-    """Return a value in the form that a message shows."""
+    """Return a value as text for a message, cut to _MAX_CHARACTERS; "not set" for None."""
     if value is None:
         return "not set"
     return value if len(value) <= _MAX_CHARACTERS else f"{value[: _MAX_CHARACTERS - 3]}..."
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    """Return the names of ranks, such as "rank 3", "ranks 0 to 2, 5" or "ranks 1, 3, 5 and
+    """Return a list of ranks as text, such as "rank 3", "ranks 0 to 2, 5" or "ranks 1, 3, 5 and
     others"."""
     runs = list[list[int]]()
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Ranks that communicate through torch.distributed, with any backend."""
+"""Jobs whose ranks communicate through torch.distributed, with any backend."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from megablend.system.log import LOG
 
 _C10D: Any = torch.distributed.distributed_c10d
 _ARRIVAL_TIMEOUT = datetime.timedelta(seconds=60)
-"""The time that the first rank waits for the others to run the same command."""
+"""The time for which the first rank waits until all other ranks run the same command."""
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
-"""The time that ranks wait for each other to connect."""
+"""The time for which ranks wait until they are connected to each other."""
 _WORK_TIMEOUT = datetime.timedelta(days=365)
-"""The time that a rank waits for others that are working. If a rank dies, this is noticed at once,
-since its connections close."""
+"""The time for which a rank waits for other ranks that are working. If one of them dies, its
+connections close, so the waiting rank fails at once."""
 _LOG_SECONDS = 60.0
-"""The time between two log lines about waiting."""
+"""Seconds between two log lines while a rank waits."""
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
-"""The gloo groups by their ranks, each with the job's group in which it was made. Groups are kept,
-and have names of their own in the store. torch would name a group after the number of groups that a
-rank has, so ranks would not find each other in a program with groups of only some ranks, such as
-Megatron's for the first and last pipeline stages; and a name that is reused leads to stale
+"""The gloo groups by their ranks, each with the default process group at the time when the gloo
+group was created. Groups are kept for later use, and have names of their own in the store. torch
+would name a group by a count of the groups that a rank belongs to. The counts of ranks differ in
+programs that create groups of only some ranks, such as Megatron's groups of the first and last
+pipeline stages; ranks would then not find each other. A name that is used again would lead to stale
 addresses."""
 _formed: Counter[tuple[int, ...]] = Counter()
-"""The number of times that this process has formed a group of the same ranks."""
+"""The number of groups that this process has created of the same ranks."""
 
 
 def torch_job() -> Job:
-    """Return the job that consists of the processes of torch.distributed."""
+    """Return the job whose ranks are those of the default process group of torch.distributed."""
     rank = torch.distributed.get_rank()
     size = torch.distributed.get_world_size()
     return Job(world=FailTogether(rank, size, _exchange(None, size)), members=_members)
@@ -56,8 +57,8 @@ def process_group() -> Iterator[None]:
     The group uses torchrun's store, with a separate prefix for each restart of the job and each
     command.
 
-    Raises: LaunchError, naming the ranks that are missing, if not all run the command within a
-        minute, or if they cannot reach each other.
+    Raises: LaunchError if some ranks, which are named, do not run the command within a minute, or
+        if ranks cannot reach each other.
     """
     rank = read_count(os.environ, "RANK")
     size = read_count(os.environ, "WORLD_SIZE")
@@ -103,8 +104,8 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
 
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """Yield a communicator of these ranks; see Job.members. It is a gloo group, whatever the job's
-    backend: waiting in it needs no device, and no watchdog interrupts it."""
+    """Provide a communicator of the given ranks: see `Job.members`. It uses a gloo group, whatever
+    the backend of the job: gloo needs no device, and no watchdog interrupts ranks that wait."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
@@ -114,7 +115,7 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
 
 
 def _find_group(ranks: tuple[int, ...]) -> Any:
-    """Return the gloo group of these ranks, which is created when it is first needed. Raises:
+    """Return the gloo group of the given ranks, which is created on the first call. Raises:
     LaunchError if the ranks cannot reach each other."""
     job = torch.distributed.group.WORLD
     made_in, group = _groups.get(ranks, (None, None))
@@ -136,10 +137,11 @@ def _find_group(ranks: tuple[int, ...]) -> Any:
 
 
 def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
-    """Return a collective call that returns every rank's value, in rank order; see FailTogether.
+    """Return a collective function that exchanges values between ranks: see the argument `exchange`
+    of `FailTogether`.
 
     Args:
-        group: a gloo group of `size` ranks; None for the job's own group.
+        group: a gloo group of `size` ranks; None for the default process group.
     """
 
     def exchange(value: Any) -> list[Any]:
@@ -161,8 +163,9 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
 
 
 def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
-    """Return the values of all ranks of a gloo group that is not registered with torch, in rank
-    order. The pickled values are padded to the same length."""
+    """Return the values of all ranks of a gloo group, in rank order. torch.distributed does not
+    know the group, so its own functions cannot be used; the pickled values are padded to the same
+    length."""
     options = _C10D.AllgatherOptions()
     options.timeout = _WORK_TIMEOUT
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -178,7 +181,7 @@ def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
 
 @contextmanager
 def _logging_waits() -> Iterator[None]:
-    """Log a line from time to time while this rank waits for others, which may work for hours."""
+    """Log a line every minute while this rank waits for other ranks, which may work for hours."""
     ended = threading.Event()
 
     def log() -> None:
