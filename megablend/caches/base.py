@@ -1,13 +1,13 @@
 """`CacheStore`: the interface of the place where a cache is kept.
 
 Files are read and written in `folder`, a folder of this node with the layout of
-`index.tables.cache_folders`. For a cache on a shared file system it is the cache itself. For a cache in
-an object store it is this node's copy: files that are written there are published, and files that
-others have published are fetched.
+`index.tables.cache_folders`. For a cache on a shared file system, this folder is the cache itself.
+For a cache in an object store, it is this node's copy of the cache: files that are written there
+are published, and files that others have published are fetched.
 
-    files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an identical one
+    files     written once, never changed: fragments, packs, splits ... A damaged file may be replaced by an intact one
     folders   of files, committed as a whole: snapshots, documents
-    records   small texts that are replaced: the ledgers of runs, and the samples that runs skip
+    records   small texts that can be replaced: the ledgers of runs, and lists of the samples that runs skip
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 
 
 def place_below(kind: str, *names: str) -> str:
-    """Return the path or key of a part of a cache, below the cache's folder or prefix. All such
-    paths are made by this function.
+    """Return the path or key of a file, folder or record of a cache, relative to the cache's folder
+    or prefix. All such paths are made by this function.
 
     Names come from ledgers, manifests and states, which others may have written, so this function
-    checks that none leads out of the cache.
+    checks that no name leads out of the cache.
 
     Raises: CacheError for a name that is a path, or has control characters.
     """
@@ -51,8 +51,12 @@ def place_below(kind: str, *names: str) -> str:
 
 
 def copied_cache(ledger: str) -> CacheError:
-    """Return the error for a ledger that is stored where caches of the other kind keep theirs. If
-    it were ignored, the run would begin again."""
+    """Return the error for a cache that was copied between a folder and an object store.
+
+    Args:
+        ledger: a ledger in the place where the other kind of cache stores ledgers. If it were
+            ignored, the run would start again from its first sample.
+    """
     return CacheError(
         f"{ledger}: this cache was copied between a folder and an object store, which is not supported; use it where it was "
         "built, or build in an empty folder or prefix"
@@ -60,8 +64,8 @@ def copied_cache(ledger: str) -> CacheError:
 
 
 class OvertakenError(CacheError):
-    """Another process was faster to replace a record; reading the record again and repeating the
-    change may succeed."""
+    """An error for a record that another process has replaced first. Reading the record again and
+    repeating the change may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A version of a record, or of another chain of versions."""
+    """One version of a record. It is also used for one version of a folder in an object store; see
+    `caches.objects.commits`."""
 
     data: Any
-    """The content of the version: the text of a record, or a JSON value in another chain; None for
-    a version that marks a removal."""
+    """The content of the version: the text of a record, or a JSON value for a folder; None for a
+    version that marks a removal."""
     number: int
     """The number of the version; -1 if versions are not kept."""
 
@@ -107,20 +112,24 @@ class CacheStore(Protocol):
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[LockInfo]:
-        """Keep other builds out if the store has locks; in a store without locks, builds do not
-        disturb each other. See `system.build_lock`."""
+        """Hold the cache, so that no other build runs at the same time. In a store without locks,
+        several builds may hold the cache, and do not disturb each other. See
+        `system.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
-        """Check on another rank that it sees the same cache as the rank that holds the lock.
-        Raises: CacheError."""
+        """Check that this rank sees the same cache as the rank that holds it. Raises: CacheError.
+
+        Args:
+            nonce: the nonce from the other rank's LockInfo.
+        """
 
     def remove_leftovers(self) -> None:
-        """Remove the unfinished files of killed processes from `folder`; called while the cache is
-        held."""
+        """Remove the unfinished files of killed processes from `folder`. The caller must hold the
+        cache."""
 
     def now(self) -> float:
-        """Return the time in seconds since 1970, by the clock that sets the times of entries;
-        called while the cache is held."""
+        """Return the time in seconds since 1970, by the clock that sets the times of entries. The
+        caller must hold the cache."""
 
     def list_files(self, kind: str) -> list[str]:
         """Return the sorted names of the files of a kind."""
@@ -140,8 +149,11 @@ class CacheStore(Protocol):
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
-        """Make all files that are named `<owner>-...` available on this node; if `owners` is None,
-        all files of the kind."""
+        """Make files of a kind available on this node.
+
+        Args:
+            owners: the owners whose files, named `<owner>-...`, are fetched; None for all files.
+        """
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
@@ -177,12 +189,12 @@ class CacheStore(Protocol):
         """Commit a folder: other processes see all of it, or nothing.
 
         Args:
-            written: the folder to commit, in `folder` under a temporary name; it is either moved or
-                left in place.
-            replaced: further files of the folder by name, which do not belong to its identity: if
-                the folder was committed before, only these are replaced.
+            written: the folder to commit, which has a temporary name inside `folder`. The call may
+                move it.
+            replaced: the contents of further files by name. They do not count when folders are
+                compared: if the folder was committed before, only these files are replaced.
             is_same: returns whether an earlier commit (first argument) is undamaged and has the
-                content of the written folder (second); if not, the commit is replaced.
+                content of the written folder (second argument); if not, the commit is replaced.
 
         Returns: whether the content is new, or replaces damaged content.
         """
@@ -195,8 +207,8 @@ class CacheStore(Protocol):
         """Remove a file or a folder; a folder that was committed again in the meantime is kept."""
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove the files that killed processes left unfinished before a given time; called while
-        the cache is held.
+        """Remove the files that killed processes left unfinished before a given time. The caller
+        must hold the cache.
 
         Returns: the number and the total bytes of the leftovers that are reported to users.
         """
@@ -220,5 +232,5 @@ class CacheStore(Protocol):
         `after` is given and is not the current version."""
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """Remove a record in such a way that it can be restored. Returns: the place where it is
-        kept."""
+        """Remove a record in such a way that it can be restored. Returns: the place where its
+        content is kept."""

@@ -17,22 +17,22 @@ from megablend.storage.url_checks import check_secrets
 
 CacheLike: TypeAlias = "str | Path | CacheStore"
 SCHEMES = ("s3", "gs", "az")
-"""Schemes of the object stores that a cache can be kept in."""
+"""The URL schemes of the object stores that a cache can be kept in."""
 LOCAL_CACHE_VARIABLE = "MEGABLEND_LOCAL_CACHE"
-"""The environment variable that names the folder of this node's copies of caches in object
+"""The environment variable that names the folder for this node's copies of caches in object
 stores."""
 
 
 def find_store(
     cache: CacheLike, options: ObjectOptions | None = None, local_cache: str | None = None
 ) -> CacheStore:
-    """Return the store of a cache, which need not have been built yet.
+    """Return the store of a cache. The cache need not have been built yet.
 
     Args:
         cache: the folder of the cache, or its URL in an object store; a store is returned
             unchanged.
         options: the settings for object stores; None for the environment's settings.
-        local_cache: the folder of this node's copy of a cache in an object store; None for the
+        local_cache: the folder for this node's copies of caches in object stores; None for the
             folder that MEGABLEND_LOCAL_CACHE names, or the default.
 
     Raises: ConfigError for a URL that cannot be a cache.
@@ -67,7 +67,7 @@ def check_location(location: str) -> None:
     """Check that a URL can be the location of a cache. Raises: ConfigError."""
     scheme = find_scheme(location)
     expected = "expected a folder, or a prefix such as s3://bucket/caches/name"
-    # Not the rest of these, which may be secret
+    # The messages omit the rest of the URL, which may be secret
     if scheme in ("http", "https"):
         raise ConfigError(f"{scheme}://...: web servers are read-only; {expected}")
     if scheme not in SCHEMES:
@@ -83,14 +83,14 @@ def check_location(location: str) -> None:
 
 @lru_cache(maxsize=64)
 def _open_local(folder: str) -> CacheStore:
-    """Return the store of an absolute folder. It has no state, so all callers share it."""
+    """Return the store of a cache in a folder, given its absolute path. The store has no state, so
+    all callers share it."""
     return LocalCacheStore(folder)
 
 
 @lru_cache(maxsize=64)
 def _open_remote(location: str, options: ObjectOptions, local_cache: str | None) -> CacheStore:
-    """Return the store of a prefix of an object store, which all callers with the same options
-    share."""
+    """Return the store of a cache in an object store. Callers with the same options share it."""
     from megablend.caches.objects.store import ObjectCacheStore
 
     return ObjectCacheStore(location, options, local_cache)

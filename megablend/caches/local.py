@@ -33,9 +33,9 @@ from megablend.system.safe_open import check_folder, get_file_size, read_regular
 from megablend.system.waits import await_file, log_slow_wait
 
 MANIFEST = "manifest.json"
-"""The file of a folder that is written last when the folder is created."""
+"""The name of the file that is written last when a folder is created."""
 ROOTS = "roots.json"
-"""The file of a folder that each commit replaces."""
+"""The name of the file that each commit of a snapshot replaces."""
 FOLDERS = (
     "fragments",
     "packs",
@@ -50,9 +50,9 @@ FOLDERS = (
 )
 """The folders of a cache."""
 MAX_RECORD_BYTES = 1 << 30
-"""The largest ledger that is read: a stage of a million sources has some 50 MB."""
+"""The maximum size of a ledger that is read. A stage of a million sources takes some 50 MB."""
 SET_ASIDE = "reset"
-"""The folder below `runs` for ledgers of runs that were reset; each run has a folder in it."""
+"""The folder below `runs` for the ledgers of runs that were reset. It has a folder for each run."""
 
 
 def check_folders(cache: Path) -> None:
@@ -114,7 +114,7 @@ class LocalCacheStore:
                 remove_leftovers(folder)
 
     def now(self) -> float:
-        """Return the time at which the lock was taken; see CacheStore."""
+        """Return the time at which the lock was acquired; see CacheStore."""
         return lock_time(self.folder)
 
     def list_files(self, kind: str) -> list[str]:
@@ -245,7 +245,7 @@ class LocalCacheStore:
         return Record(text, -1)
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
-        """See CacheStore. Called while the cache is held, so that `after` is the current
+        """See CacheStore. The caller must hold the cache, so that `after` is the current
         version."""
         path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
@@ -254,7 +254,7 @@ class LocalCacheStore:
         flush_folder(path.parent)  # a committed ledger must survive a power failure
 
     def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
-        """See CacheStore; called like `write_record`."""
+        """See CacheStore. The caller must hold the cache."""
         path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
             path.unlink(missing_ok=True)
@@ -288,7 +288,7 @@ def _is_committed(folder: str) -> bool:
 
 
 def _describe(path: Path) -> Entry:
-    """Describe a file or folder of a cache."""
+    """Return the entry of a file or folder of a cache."""
     state = path.lstat()
     is_folder = path.is_dir() and not path.is_symlink()
     size = sum(file.lstat().st_size for file in path.iterdir()) if is_folder else state.st_size
@@ -296,8 +296,8 @@ def _describe(path: Path) -> Entry:
 
 
 def _describe_snapshot(path: Path) -> Entry:
-    """Describe a snapshot. Its roots are written by every build that results in it, its manifest
-    only when it is created."""
+    """Return the entry of a snapshot. Its manifest is written when the snapshot is created, and its
+    roots by every build that results in the same snapshot."""
     entry = _describe(path)
     times = {
         name: (path / name).stat().st_mtime for name in (MANIFEST, ROOTS) if (path / name).exists()

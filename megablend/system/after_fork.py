@@ -1,5 +1,8 @@
-"""Child processes: replace locks after a fork, since a thread that the child does not have may have
-held them, and start a process that Ctrl-C does not reach."""
+"""Helpers for child processes.
+
+After a fork, the child replaces its locks, since a thread that exists only in the parent may have
+held them. `start_uninterrupted` starts a process that Ctrl-C does not reach.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from weakref import WeakSet
 
 
 class Unlockable(Protocol):
-    """An object that has locks."""
+    """An object whose locks are replaced in a forked child."""
 
     def unlock_after_fork(self) -> None:
-        """Replace the locks, and repair data that a thread may have left inconsistent while it held
-        one of them."""
+        """Replace the locks in a forked child, and repair data that another thread of the parent
+        was changing, under a lock, at the time of the fork."""
         ...
 
 
@@ -25,12 +28,13 @@ _objects: WeakSet[Unlockable] = WeakSet()
 
 
 def unlock_in_children(unlockable: Unlockable) -> None:
-    """Call `unlock_after_fork` of an object in forked children, as long as the object exists."""
+    """Register an object, so that its `unlock_after_fork` is called in each forked child as long as
+    the object exists."""
     _objects.add(unlockable)
 
 
 class ProcessLock:
-    """A reentrant lock that the threads of a process share; a forked child gets a new one, which no
+    """A reentrant lock for the threads of one process. A forked child gets a new lock, which no
     thread holds."""
 
     def __init__(self) -> None:
@@ -51,7 +55,7 @@ os.register_at_fork(after_in_child=_unlock_all)
 
 
 def start_uninterrupted(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process that Ctrl-C does not reach, not even while it starts; its parent must stop
+    """Start a process that Ctrl-C does not reach, not even while it starts. The caller must stop
     it.
 
     Args:

@@ -20,7 +20,7 @@ from megablend.system.safe_open import check_folder, open_again, open_regular
 TEMPORARY = ".tmp-"
 """The prefix of the names of unfinished files and folders."""
 _READ_BYTES = 1 << 20
-"""The bytes that `checksum` reads at a time."""
+"""The number of bytes that `checksum` reads at a time."""
 _CACHE = "the cache"
 Data = TypeVar("Data", bytes, memoryview)
 
@@ -47,14 +47,14 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
 
 
 class reading:  # noqa: N801  # used like a function
-    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that
-    names the path.
+    """A context manager that turns an OSError on reading the cache (no permission, a failing disk)
+    into a CacheError that names the path.
 
     This is a class because a context manager made from a generator is several times slower, and
-    opening a run enters a dozen.
+    opening a run enters about a dozen of them.
 
     Args:
-        apart_from: the errors that are not turned into a CacheError.
+        apart_from: the types of errors that are passed on unchanged.
     """
 
     __slots__ = ("_apart_from", "_path")
@@ -99,15 +99,15 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Return the sorted names in `folder`, except those of unfinished files; none if the folder
-    does not exist. Raises: CacheError."""
+    """Return the sorted names in `folder`, except those of unfinished files. The list is empty if
+    the folder does not exist. Raises: CacheError."""
     with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return []
 
 
 def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
-    """Write parts to a new file one after another, and wait until they are on disk."""
+    """Write byte strings to a new file, one after another, and wait until they are on disk."""
     with path.open("xb") as file:
         file.writelines(parts)
         flush(file)
@@ -142,8 +142,8 @@ def _replace(path: Path, data: bytes, *, is_flushed: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Provide a path for writing a file. At the end, the file is renamed to `path`; after an error,
-    it is removed."""
+    """Provide a temporary path to write a file to. At the end, the file is renamed to `path`; after
+    an error, it is removed instead."""
     temporary = temp_sibling(path)
     try:
         yield temporary
@@ -155,7 +155,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unfinished_folder(path: Path) -> Iterator[Path]:
-    """Create an empty folder next to `path`, which is removed at the end unless it was renamed."""
+    """Create an empty temporary folder next to `path`. It is removed at the end, unless the caller
+    has renamed it."""
     folder = temp_sibling(path)
     folder.mkdir(parents=True)
     try:
@@ -165,8 +166,8 @@ def unfinished_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(path: Path, written: Path) -> None:
-    """Rename a folder to `path`, replacing any folder there, whose readers keep the files that they
-    have opened."""
+    """Rename the folder `written` to `path`, replacing a folder that is already there. Readers of
+    the old folder can still read the files that they have opened."""
     aside = temp_sibling(path)
     if path.exists():
         path.rename(aside)
@@ -230,16 +231,18 @@ def checksum(path: Path | str) -> str:
 
 
 def seal(data: Data, key: bytes = b"") -> bytes:
-    """Return data with a digest appended, by which it is verified whenever it is read.
+    """Return data with a digest appended, by which `unseal` detects damage.
 
     Args:
-        key: names the owner of the data, if the file could be mistaken for another owner's.
+        key: the key of the digest, such as the name of the data's owner; `unseal` rejects data that
+            was sealed with another key.
     """
     return b"".join((data, hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()))
 
 
 def unseal(stored: Data, key: bytes = b"") -> Data | None:
-    """Return the data that `seal` sealed; None if it is damaged, or was sealed with another key."""
+    """Return the data that `seal` sealed, without the digest; None if it is damaged, or was sealed
+    with another key."""
     data = stored[:-DIGEST_BYTES]
     digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
     return data if digest == stored[-DIGEST_BYTES:] else None

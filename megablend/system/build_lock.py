@@ -1,5 +1,5 @@
-"""The lock by which only one build runs at a time: an flock on the cache's lock file. The system
-releases it when the process that holds it exits."""
+"""The lock that lets only one build run at a time: an flock on the cache's lock file. The operating
+system releases it when the process that holds it exits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WAIT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 """The pause between two attempts to acquire the lock."""
 _SEEN_SECONDS = 10.0
-"""The time within which another host's write becomes visible."""
+"""The time within which another host's write becomes visible on a network file system."""
 _NOTICE_SECONDS = 1.0
-"""The time after which the caller is told about a wait."""
+"""The time after which `on_wait` is called."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""The errors of a file system that has no locks."""
+"""The values of errno on a file system without locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class LockInfo:
     """A lock that this process holds."""
 
     nonce: str
-    """A text that is written into the lock file, so that other ranks can tell whether they see the
-    same cache."""
+    """A random text that is written into the lock file, so that other ranks can tell whether they
+    see the same cache."""
     exclusive: bool
     """Whether other builds are kept out; False on a file system that has no locks."""
 
@@ -52,12 +52,12 @@ def build_lock(
     """Hold the cache's build lock.
 
     Args:
+        wait_seconds: the time to wait for another build; None for WAIT_SECONDS.
         on_wait: called once if another build holds the lock for longer than a second, with a
             description of that build.
 
-    Raises: CacheError if another build holds the lock for longer than `wait_seconds` (None for
-        WAIT_SECONDS), naming that build's host, pid and start time; or if the cache cannot be
-        written.
+    Raises: CacheError if another build holds the lock for longer than `wait_seconds`, naming that
+        build's host, pid and start time; or if the cache cannot be written.
     """
     path = _lock_path(cache)
     with contextlib.ExitStack() as stack:
@@ -95,9 +95,10 @@ def _closing(file: IO[str], path: Path) -> Iterator[None]:
 
 
 def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_SECONDS) -> None:
-    """Check on another rank that it sees the lock file that rank 0 wrote.
+    """Check that this rank sees the lock file that rank 0 wrote.
 
     Args:
+        nonce: the text that rank 0 wrote into the lock file; see LockInfo.
         seconds: the time that a network file system may take to show another host's write.
 
     Raises: CacheError if the two ranks have different cache folders.
@@ -113,8 +114,8 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
 
 
 def lock_time(cache: Path) -> float:
-    """Return the time at which the cache's lock was last acquired, in seconds since 1970 by the
-    clock of its file system."""
+    """Return the time at which the cache's lock was last acquired, in seconds since 1970, by the
+    clock of the file system."""
     return _lock_path(cache).stat().st_mtime
 
 
@@ -149,7 +150,7 @@ def _try_lock(file: IO[str]) -> int:
 
 
 def _in_use(path: Path, waited: float) -> CacheError:
-    """Return the error for a lock that another build holds, after waiting `waited` seconds."""
+    """Return the error for a lock that another build still holds after `waited` seconds."""
     verb = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
     return CacheError(
         f"{path}: another build {verb} ({_name_holder(path)}): wait for it to finish, or stop it"
@@ -164,8 +165,8 @@ def _name_holder(path: Path) -> str:
 
 
 def _read_holder(cache: Path) -> dict[str, object]:
-    """Return what the lock file says about the build that holds the lock; an empty dict if it
-    cannot be read."""
+    """Return the JSON object in the lock file, which describes the build that holds the lock; an
+    empty dict if it cannot be read."""
     try:
         holder = parse_json(read_regular(_lock_path(cache), 1 << 20))
     except (OSError, ValueError):  # the file does not exist yet, or is being written

@@ -1,5 +1,5 @@
-"""Translating errors of the operating system (no permission, a failing disk, no memory) into
-megablend's, whose messages give the path, the cause and the remedy."""
+"""Translate errors of the operating system (no permission, a failing disk, no memory) into
+megablend's own errors, whose messages give the path, the cause and a remedy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _REMEDIES = {
 }
 """The remedies for system errors, by errno."""
 _COPIES = set[str]()
-"""This node's folders of caches in object stores, which the setting `local_cache` names."""
+"""The folders on this node that hold copies of caches in object stores; the setting `local_cache`
+names their parent folder."""
 _ENOUGH_FILES = 1024
 """The number of open files that is usually enough for a process."""
 _NO_THREAD = "can't start new thread"
-"""Part of Python's message if the system refuses a thread."""
+"""Part of Python's message if the system refuses to start a thread."""
 _NOT_STORED = "no locator available"
 """Part of numba's message if it cannot make a file in the folder of the kernel cache."""
 _NOT_LOADED = (
@@ -54,20 +55,20 @@ def remedy_of(number: int | None) -> str:
 
 
 def read_remedy_of(number: int | None) -> str:
-    """Return the remedy for a system error while reading data, for which another folder is no
-    remedy."""
+    """Return the remedy for a system error while reading data. Unlike `remedy_of`, it does not
+    suggest another folder."""
     return remedy_of(number).removesuffix(f", or {_ELSEWHERE}")
 
 
 def note_copies(folder: str) -> None:
-    """Note a folder of this node's copies of caches, so that remedies for errors in it name the
-    setting."""
+    """Register a folder that holds this node's copy of a cache, so that the remedies for errors in
+    it name the setting `local_cache`."""
     _COPIES.add(folder)
 
 
 def cache_remedy_of(number: int | None, path: object) -> str:
-    """Return the remedy for a system error at a path inside a cache. Something other than a file
-    may be removed from the path, since a build writes the file again."""
+    """Return the remedy for a system error at a path inside a cache. If a folder or a device is in
+    the place of a file, the remedy is to remove it, since a build writes the file again."""
     if number in (errno.ENXIO, errno.EISDIR):
         return REMOVE_REMEDY
     remedy = remedy_of(number)
@@ -105,8 +106,8 @@ def cause_of(error: OSError) -> str:
 
 
 def translate(error: BaseException, place: str) -> MegablendError | None:
-    """Return a system error as a megablend error; None for errors of other kinds, and for
-    megablend's own.
+    """Return a system error as a megablend error; None if it is a megablend error already, or not a
+    system error.
 
     Args:
         place: the file, folder or command concerned, if the error itself does not name a file.
@@ -144,8 +145,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
 
 @contextlib.contextmanager
 def translating(place: str) -> Iterator[None]:
-    """Raise system errors as ResourceError. All public functions are wrapped in this context
-    manager, which is also a decorator."""
+    """Raise system errors as megablend errors; see `translate`. All public functions are wrapped in
+    this context manager, which is used as a decorator."""
     try:
         yield
     except Exception as error:
@@ -156,5 +157,5 @@ def translating(place: str) -> Iterator[None]:
 
 
 def _name(error: OSError, place: str) -> str:
-    """Return the file that an error names; `place` if it names none."""
+    """Return the path that an error names; `place` if it names none."""
     return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else place

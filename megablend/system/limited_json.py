@@ -12,7 +12,7 @@ MAX_DEPTH = 64
 """The deepest allowed nesting of lists and objects; megablend's own files need fewer than ten
 levels."""
 _NESTED = frozenset([dict, list])
-"""The types of objects and lists."""
+"""The types of parsed values that contain other values."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -38,10 +38,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def fits(value: object, shape: Any) -> bool:
-    """Return whether a parsed value has a shape.
+    """Return whether a parsed JSON value has the expected shape.
 
     Args:
-        shape: one of these:
+        shape: the expected shape, which is one of these:
             a type, which must be exactly that of the value;
             a tuple of shapes, one of which the value has;
             `{name: shape}`, an object with at least these fields;
@@ -65,8 +65,12 @@ def fits(value: object, shape: Any) -> bool:
 
 
 def missing_field(value: object, fields: Mapping[str, Any]) -> str | None:
-    """Return the first of `fields` (name -> shape) that an object lacks, or has in another shape;
-    None if all are valid."""
+    """Return the name of the first field that a parsed object lacks, or whose value has another
+    shape; None if all fields are valid.
+
+    Args:
+        fields: the shape of each required field, as for `fits`.
+    """
     if not isinstance(value, dict):
         return "the structure of an object"
     for name, shape in fields.items():
@@ -81,7 +85,7 @@ def is_count(value: object) -> bool:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """Return the items of an object or a list."""
+    """Return the items of a list, or the values of an object."""
     return value.values() if type(value) is dict else value
 
 

@@ -1,4 +1,5 @@
-"""Warnings that other programs can cause at any rate, limited to one a minute for each program."""
+"""A log for warnings that other programs can cause at any rate, limited to one warning a minute for
+each program."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from megablend.system.log import LOG
 _WARN_SECONDS = 60.0
 """The shortest time between two warnings about the same program."""
 _MAX_CAUSES = 1000
-"""The number of programs above which all are forgotten, to limit memory."""
+"""The maximum number of programs that are remembered. Beyond it all are forgotten, to limit
+memory."""
 
 
 class LimitedLog:
-    """Logs at most one warning a minute for each program that causes warnings."""
+    """A log that takes at most one warning a minute for each program that causes warnings."""
 
     def __init__(self) -> None:
         self._warned_at: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""A folder that no other user can write to, for files that are loaded as code: numba's kernels and
-their pickled index.
+"""A folder that no other user can write to. It is used for files that are loaded as code: compiled
+kernels, and the pickled index that numba keeps of them.
 
-It is owned by this process's user, with no permission for anyone else, and only this user and root
-can change its parents. A parent that others may write to is acceptable if its sticky bit prevents
-them from renaming files of other users (/tmp).
+The folder is owned by this process's user, with no permission for anyone else, and only this user
+and root can change its parent folders. A parent folder that others may write to is acceptable if
+its sticky bit prevents them from renaming files of other users (/tmp).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""The permissions of other users to write."""
+"""The permission bits that let other users write."""
 _VARIABLE = "MEGABLEND_KERNEL_CACHE"
 """The environment variable that names a folder for compiled kernels."""
 
@@ -27,8 +27,8 @@ _VARIABLE = "MEGABLEND_KERNEL_CACHE"
 def find_private_folder(
     bases: Sequence[Path], name: Path, *, prefix: str
 ) -> tuple[Path, list[str]]:
-    """Return the folder `name` under the first of `bases` where it is private, created if missing;
-    a new temporary folder if it is private under no base.
+    """Return the folder `name` under the first of `bases` where no other user can write to it. The
+    folder is created if it is missing. If there is no such base, return a new temporary folder.
 
     Args:
         name: a relative path; its folders are created with permissions for this user only.
@@ -50,7 +50,10 @@ def find_private_folder(
 
 
 def _try_base(base: Path, name: Path) -> tuple[Path, str | None]:
-    """Return the folder `name` under a base; and the reason why it cannot be used, or None."""
+    """Create the folder `name` under a base if it is missing.
+
+    Returns: the folder; and the reason why it cannot be used, or None.
+    """
     folder = base / name
     try:
         _make_folders(base, name)
@@ -87,8 +90,8 @@ def problem_with(folder: Path) -> str | None:
 
 
 def _make_folders(base: Path, name: Path) -> None:
-    """Create the folders of `name` below `base`. Those that exist and belong to this user, except
-    the last one, lose the write permissions of other users."""
+    """Create the folders of the relative path `name` below `base`. If some exist and belong to this
+    user, the write permissions of other users are removed from all but the last."""
     # Pathlib would create them with the permissions of the umask
     for above in reversed((base, *base.parents)):
         if not above.exists():
@@ -106,8 +109,8 @@ def _make_folders(base: Path, name: Path) -> None:
 
 
 def _unmapped_root() -> Iterator[int]:
-    """Yield the user that seems to own the system's folders in a container that does not map root;
-    yield nothing elsewhere."""
+    """Yield the id of the user that seems to own the system's folders in a container that does not
+    map root; yield nothing elsewhere."""
     with contextlib.suppress(OSError, ValueError):
         # The first mapping: its first user in the container, that user outside, and their number
         words = Path("/proc/self/uid_map").read_text(encoding="ascii").split()

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_BYTES = 1 << 32
-"""The largest file that is read as a whole; tables, which are mapped, may be larger."""
+"""The maximum size of a file that is read as a whole. Tables may be larger, since they are mapped
+into memory instead."""
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
-"""The errors for which `Path.is_file` returns False."""
+"""The values of errno for which `Path.is_file` returns False."""
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """Open a regular file for reading, without waiting for a process that would write to a pipe.
+    """Open a regular file for reading. A pipe is an error, so the call never waits for another
+    process to write to it.
 
     Raises: OSError, with ENXIO for a pipe, a socket or a device, and EISDIR for a folder.
     """
@@ -85,8 +87,8 @@ def check_folder(folder: Path) -> None:
 
 
 def get_file_size(path: str) -> int | None:
-    """Return the size of a regular file; None if there is none. Faster than `Path.is_file` and
-    `Path.stat`. Raises: OSError."""
+    """Return the size of a regular file; None if the path does not exist, or is not a regular file.
+    Faster than `Path.is_file` and `Path.stat`. Raises: OSError."""
     try:
         state = os.stat(path)  # noqa: PTH116  (the path is a string)
     except ValueError:  # a NUL character

@@ -19,11 +19,11 @@ SEEN_SECONDS = 10.0
 
 @contextlib.contextmanager
 def log_slow_wait(reason: str) -> Iterator[None]:
-    """Log at level INFO how long the body took if it took at least SLOW_SECONDS, whether or not it
-    succeeded.
+    """Log at level INFO how long the body of the `with` statement took, if it took at least
+    SLOW_SECONDS, whether or not it succeeded.
 
     Args:
-        reason: the thing that is waited for, with the file's path.
+        reason: what the body waits for, including the path of the file.
     """
     begin = time.monotonic()
     try:

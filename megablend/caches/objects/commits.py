@@ -1,10 +1,10 @@
-"""Chains of versions in an object store, and commits:
-the versions of a folder, which list its files with their checksums.
+"""Chains of versions in an object store. The versions of a folder are its commits, which list the
+files of the folder with their checksums.
 
-A chain is `0000.json`, `0001.json` ...: the last version is current. Each version is created once and
-never changed. A process creates the version after the one that it has read; if another process was
-faster, the store refuses. Versions are not removed, so that a number is never used twice: a removal
-is one more version, without content.
+A chain is `0000.json`, `0001.json` ...: the last version is current. Each version is created once
+and never changed. A process creates the version after the one that it has read; if another process
+was faster, the store refuses. Versions are not removed, so that a number is never used twice: a
+removal is one more version, without content.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
 _MAX_COLLISIONS = 50
-"""The number of attempts to create a version while requests collide."""
+"""The maximum number of attempts to create a version if requests collide."""
 _COLLISION_SECONDS = 0.1
-"""The pause between two attempts to create a version."""
+"""The time between two attempts to create a version."""
 _NAME = re.compile(r"(\d{4,})\.json")
 
 
@@ -39,7 +39,7 @@ _FILE: dict[str, type | tuple[type, ...]] = {"at": str, "bytes": int, "blake2b":
 
 
 class Chain:
-    """The versions below a key of a store."""
+    """The versions of a record or folder, which are objects below a key of a store."""
 
     def __init__(self, prefix: ObjectPrefix, key: str) -> None:
         self._prefix = prefix
@@ -69,7 +69,8 @@ class Chain:
         return f"{self.key}/{number:04d}.json"
 
     def append(self, content: Any, after: int) -> bool:
-        """Create the version after number `after`, which is -1 for the first version.
+        """Create the version that follows version number `after`, which is -1 for the first
+        version.
 
         Returns: whether the version has this content; False if another process was faster.
         """
@@ -106,12 +107,12 @@ class Chain:
 
 
 def in_folder(key: str, folder: str) -> bool:
-    """Return whether a key is a version of the chain at `folder`."""
+    """Return whether a key is that of a version of the chain at `folder`."""
     return key.startswith(f"{folder}/") and _NAME.fullmatch(key[len(folder) + 1 :]) is not None
 
 
 def find_last(keys: Iterable[str]) -> int:
-    """Return the largest version number among these keys; -1 if there are none."""
+    """Return the largest version number among some keys; -1 if there is none."""
     names = (_NAME.fullmatch(key.rpartition("/")[2]) for key in keys)
     return max((int(name[1]) for name in names if name), default=-1)
 
@@ -138,25 +139,25 @@ class StoredFile(NamedTuple):
     """A file of a commit."""
 
     at: str
-    """The name of the upload that the file is part of."""
+    """The name of the upload to which the file belongs."""
     bytes: int
     blake2b: str
     etag: str
-    """The etag of its object; "" if unknown."""
+    """The etag of the file's object; "" if unknown."""
 
 
 class Commit(NamedTuple):
-    """A version of a folder."""
+    """One version of a folder."""
 
     number: int
     files: dict[str, StoredFile]
     """The files by name; empty if the folder was removed."""
     replaced: frozenset[str]
-    """The names of files that do not belong to the folder's identity; see
+    """The names of files that do not count when folders are compared; see
     CacheStore.commit_folder."""
 
     def make_content(self) -> dict[str, Any]:
-        """Return the content of this commit's version in the folder's chain."""
+        """Return the commit as a JSON value, to store as a version of the folder's chain."""
         return {
             "files": {name: file._asdict() for name, file in self.files.items()},
             "replaced": sorted(self.replaced),
@@ -168,7 +169,11 @@ class Commit(NamedTuple):
 
 
 def parse_commit(place: str, version: Record) -> Commit:
-    """Parse a version of a folder's chain as a commit. Raises: CacheError if it is damaged."""
+    """Parse a version of a folder's chain as a commit. Raises: CacheError if it is damaged.
+
+    Args:
+        place: the location of the version, for messages.
+    """
     content = version.data
     if content is None:
         return Commit(version.number, {}, frozenset())
@@ -183,7 +188,7 @@ def parse_commit(place: str, version: Record) -> Commit:
 
 
 def _find_missing(content: Any) -> str | None:
-    """Return what the content of a commit lacks; None if it is complete."""
+    """Return the name of what the content of a commit lacks; None if it is complete."""
     missing = missing_field(content, _CONTENT)
     if missing is not None:
         return missing

@@ -3,8 +3,8 @@ process, which verifies its checksums.
 
 The modification time of a copy's receipt is the time at which a process last used the copy. Copies
 that were not used for UNUSED_SECONDS are removed by the next download to the node, and by `gc` on
-the node; if no copy of a cache was used, the cache's whole folder on the node is removed. Processes
-that have opened a file keep it; a process that needs a removed copy downloads it again.
+the node. If no copy of a cache was used, the cache's whole folder on the node is removed. Processes
+that have opened a file can still read it; a process that needs a removed copy downloads it again.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from megablend.system.safe_open import read_regular
 from megablend.system.waits import log_slow_wait
 
 RECEIPTS = ".commits"
-"""The folder of a cache's receipts. Each receipt records the commit of one copy."""
+"""The folder for the receipts of a cache. Each receipt records the commit that a copy was made
+from."""
 UNUSED_SECONDS = 30 * 86400.0
 """The time since its last use after which a copy counts as unused."""
 _NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
-"""The names of folders of caches, as `find_node_folder` makes them."""
+"""Matches the folder names of caches, which `find_node_folder` makes."""
 
 
 def note_use(receipt: Path) -> bool:
-    """Note that a copy is used now. Returns: False if the copy was just removed."""
+    """Record that a copy is used now. Returns: False if the copy was just removed."""
     try:
         os.utime(receipt)
     except FileNotFoundError:
@@ -57,11 +58,11 @@ def note_use(receipt: Path) -> bool:
 
 
 def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[int, int]:
-    """Remove the copies of all caches on a node that were last used before a time (seconds since
-    1970).
+    """Remove the copies of all caches on a node that were last used before a given time (seconds
+    since 1970).
 
     Args:
-        node: the folder of one of the caches; the others are next to it.
+        node: the folder of one of the caches; the folders of the others are next to it.
 
     Returns: the number and the total bytes of the copies that were removed, or would be.
     """
@@ -94,8 +95,8 @@ def _list_receipts(folder: Path) -> list[Path]:
 
 
 def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -> int:
-    """Remove a copy unless a process uses it now. Returns: the bytes of the copy; 0 if it is
-    kept."""
+    """Remove a copy unless a process uses it now. Returns: the size of the copy in bytes; 0 if it
+    is kept."""
     kind, _, name = receipt.stem.partition("-")
     copy = folder / kind / name
     with try_lock_node(folder, receipt.stem) as is_locked:
@@ -137,8 +138,8 @@ class Copies:
         self._node = node
 
     def find_complete(self, folder: str) -> Commit | None:
-        """Return the commit of which this node has a complete copy, and note that the copy is used;
-        None if there is no such copy."""
+        """Return the commit that this node has a complete copy of, and record that the copy is
+        used; None if there is no complete copy."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(read_regular(self._receipt(folder)))
             commit = parse_commit(folder, Record(record["content"], record["number"]))
@@ -148,12 +149,12 @@ class Copies:
         return None
 
     def update(self, folder: str, commit: Commit, present: Commit | None) -> None:
-        """Bring a copy up to date; the caller keeps out other processes of the node.
+        """Bring a copy up to date. The caller must keep out other processes of the node.
 
         Args:
-            present: the commit that the copy was made of; None to download the whole folder.
+            present: the commit that the copy was made from; None to download the whole folder.
 
-        Raises: FileNotFoundError if an object does not exist; CacheError if one is damaged.
+        Raises: FileNotFoundError if an object does not exist; CacheError if an object is damaged.
         """
         if present is not None:
             changed = {
@@ -181,7 +182,7 @@ class Copies:
         return data
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
-        """Replace one file of the copy with that of a commit, which is downloaded."""
+        """Replace one file of the copy with the same file of a commit, which is downloaded."""
         with replacing(self._node / folder / name) as temporary:
             self._download(folder, commit, name, temporary)
 

@@ -1,9 +1,9 @@
-"""Folders of a cache in an object store: each commit lists the files
-of a folder with their checksums.
+"""Folders of a cache in an object store: each commit lists the files of a folder with their
+checksums.
 
-Each upload has a name of its own (a nonce), below which its files are, so that no other upload
-overwrites them. Creating the next version of the folder's chain is the commit. Files that a killed
-build has uploaded belong to no commit.
+Each upload of files has a unique name (a nonce), which is part of the files' keys, so that no other
+upload overwrites them. Creating the next version of the folder's chain is the commit. Files that a
+killed build has uploaded belong to no commit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ from megablend.system.atomic_write import translate_os_errors
 from megablend.system.waits import log_slow_wait
 
 _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
-"""The names of files and folders of a cache: a digest, and a dash if more follows."""
+"""Matches the names of files and folders of a cache: a digest, and a dash if more follows."""
 COMMITS = "commits"
-"""The part of a commit's key that takes the place of an upload's name in the keys of other
-objects."""
+"""The part of a commit's key that is in the place of the upload's name in the keys of files."""
 MANIFEST = "manifest.json"
-"""The file of a folder whose time counts as the time at which the folder was created."""
+"""The name of the file whose time counts as the time at which its folder was created."""
 _SLASHES = 3
-"""The number of slashes in the key of an object: kind/folder/upload/file, or
-kind/folder/commits/number."""
+"""The number of slashes in the key of an object: kind/folder/upload/file for files, and
+kind/folder/commits/number for commits."""
 
 
 def is_own(name: str) -> bool:
@@ -48,7 +47,7 @@ def is_own(name: str) -> bool:
 
 
 class Folders:
-    """The folders below a prefix, by their keys such as `generations/<digest>`.
+    """The folders of a cache in an object store, by keys such as `generations/<digest>`.
 
     Args:
         node: this node's folder of the cache.
@@ -59,7 +58,7 @@ class Folders:
         self._node = node
         self._copies = Copies(prefix, node)
         self._commits: dict[str, Commit] = {}
-        """The commits that were read, by the keys of their objects; these objects never change."""
+        """The commits that were read, by the keys of their objects. These objects never change."""
 
     def describe_all(self, kind: str) -> list[Entry]:
         """Return the entries of the committed folders of a kind, sorted by name."""
@@ -194,7 +193,7 @@ class Folders:
         return None if number < 0 else self._read_commits({folder: number})[folder]
 
     def _read_commits(self, numbers: Mapping[str, int]) -> dict[str, Commit]:
-        """Return the commits with these numbers, by folder. Raises: CacheError."""
+        """Return the commit with the given number of each folder. Raises: CacheError."""
         chains = {folder: self._chain(folder) for folder in numbers}
         keys = {folder: chains[folder].object_key(number) for folder, number in numbers.items()}
         missing = [folder for folder, key in keys.items() if key not in self._commits]
@@ -213,8 +212,8 @@ class Folders:
     def _find_reusable(
         self, folder: str, last: Commit, written: Path, is_same: Callable[[Path, Path], bool]
     ) -> dict[str, StoredFile] | None:
-        """Return the files of the last commit that need not be uploaded again; None if there are none,
-        or they are damaged."""
+        """Return the files of the last commit that need not be uploaded again; None if the commit
+        has other content, or is damaged."""
         if last.files and self._has_all(folder, last):
             with suppress(CacheError):
                 # This node's copy may be damaged, and the store's objects not
@@ -246,7 +245,7 @@ class Folders:
     def _upload(
         self, folder: str, upload: str, members: Mapping[str, bytes | Path]
     ) -> dict[str, StoredFile]:
-        """Upload files of a folder, below the name of the upload."""
+        """Upload files of a folder. Their keys contain the name of the upload."""
         etags = self._prefix.write_all(
             {f"{folder}/{upload}/{name}": data for name, data in members.items()}
         )

@@ -1,5 +1,5 @@
-"""This node's folder for a cache in an object store, shared by the processes of the node, and its
-locks."""
+"""This node's folder for a cache in an object store, which the processes of the node share, and the
+locks in it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from megablend.system.waits import log_slow_wait
 
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0
-"""The age from which unfinished files are taken for those of killed processes."""
+"""The age at which an unfinished file is assumed to belong to a killed process."""
 
 
 @lru_cache(maxsize=64)
 def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
-    """Return the folder of a cache on this node, created if missing.
+    """Return the folder of a cache on this node. It is created if it is missing.
 
-    It is below `local_cache`, if that is given. Otherwise it is below XDG_CACHE_HOME or ~/.cache, if
-    that is private, or else a temporary folder of this process.
+    The folder is below `local_cache`, if that is given. Otherwise it is below XDG_CACHE_HOME or
+    ~/.cache, if no other user can write there, or else a temporary folder of this process.
 
     Raises: CacheError if it cannot be created.
     """
@@ -65,8 +65,8 @@ def lock_node(folder: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
-    """Lock as `lock_node` does, but without waiting. Yields: False if another process holds the
-    lock."""
+    """Acquire the same lock as `lock_node`, but without waiting. Yields: False if another process
+    holds the lock."""
     with _open_lock(folder, name) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,8 +77,8 @@ def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
 
 
 def remove_old_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of killed processes, which are those that are too old to belong
-    to a running one."""
+    """Remove the unfinished files of killed processes: those that are too old to belong to a
+    running process."""
     before = time.time() - _LEFTOVER_SECONDS
     for path in folder.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # just finished by its process

@@ -2,10 +2,10 @@
 respond.
 
 This is only for nodes with a mirror, which keep running while their source is unavailable. Only
-listings and versions are remembered; the node has copies of the rest. Remembered responses are not
-used if they could do harm: while the cache is held for writing, and in a job of several machines,
-each of which might remember another state of the run. Writing needs the store anyway, which refuses
-a version that is not the next one.
+listings and versions are remembered, since the node has copies of everything else. Remembered
+responses are not used if they could do harm: while the cache is held for writing, and in a job of
+several machines, each of which might remember another state of the run. Writing needs the store
+anyway, which refuses a version that is not the next one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ANSWERS = ".answers"
 _WAIT_SECONDS = 15.0
 """The time to wait for a response from a store whose last response is remembered."""
 _AWAY_SECONDS = 60.0
-"""The time for which no request is sent to such a store after it did not respond."""
+"""The time for which no request is sent to such a store after it has failed to respond."""
 _LOCAL_SIZES = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_SIZE": "MPI_LOCALNRANKS",
 }
-"""Environment variables with the number of a job's processes, and with the number of those on this
-machine."""
+"""Names of environment variables: the variable with the number of processes of a job -> the
+variable with the number of these processes on this machine."""
 
 
 class RememberedPrefix(ObjectPrefix):
@@ -54,10 +54,10 @@ class RememberedPrefix(ObjectPrefix):
     ) -> None:
         super().__init__(location, options)
         self._impatient = ObjectPrefix(location, options, seconds=_WAIT_SECONDS)
-        """The same prefix, for requests whose last response is remembered."""
+        """The same prefix with a short timeout, for requests whose last response is remembered."""
         self._find_folder = find_folder
         self._away_until = 0.0
-        """The time at which a request is sent to the store again, by the monotonic clock."""
+        """The time until which no request is sent to the store, by the monotonic clock."""
         self.is_mirrored = options.mirror is not None and options.mirror.covers(self.location)
         self.is_held = False
         """Whether the cache is held for writing: responses are then neither used nor remembered."""
@@ -101,7 +101,7 @@ class RememberedPrefix(ObjectPrefix):
             shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
 
     def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
-        """Return the store's responses; the remembered ones if it does not respond.
+        """Return the store's responses; the remembered responses if the store does not respond.
 
         Args:
             names: the names under which the responses are remembered.
@@ -132,7 +132,7 @@ class RememberedPrefix(ObjectPrefix):
         return answers
 
     def _note_absence(self) -> None:
-        """Note that the store does not respond, and warn once."""
+        """Record that the store does not respond, and warn once."""
         if time.monotonic() >= self._away_until:
             self._away_until = time.monotonic() + _AWAY_SECONDS
             LOG.warning(
@@ -142,15 +142,16 @@ class RememberedPrefix(ObjectPrefix):
 
 
 def is_on_one_machine(environ: Mapping[str, str]) -> bool:
-    """Return whether all processes of the job are on this machine, as far as its launcher says."""
+    """Return whether all processes of the job are on this machine, according to the launcher's
+    environment variables."""
     return environ.get("SLURM_NNODES", "1") == "1" and all(
         environ.get(size, "1") in ("1", environ.get(local)) for size, local in _LOCAL_SIZES.items()
     )
 
 
 def _load(path: Path) -> list[Any] | None:
-    """Return a list with the one response that a file remembers (the response itself may be None);
-    None if there is no such file or it is damaged."""
+    """Return the response that a file remembers, in a list of length 1, since the response itself
+    may be None. Return None if there is no such file, or it is damaged."""
     with suppress(OSError, ValueError):
         known = parse_json(read_regular(path))
         if isinstance(known, list) and len(known) == 1:

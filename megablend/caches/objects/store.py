@@ -38,28 +38,28 @@ from megablend.system.build_lock import LockInfo
 _FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
 """The kinds of entries that are folders."""
 _COPIED = ("packs", "splits", "idx")
-"""Kinds of files that a node need not download again: their names identify their content, so a copy
-is as good as the store's object."""
+"""Kinds of files that a node does not download again: their names identify their content, so that a
+copy never gets out of date."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
 """The prefixes of the keys of records, by kind."""
 _CLOCK = ".clock"
-"""The prefix of the keys of objects that are written to learn the store's time."""
+"""The prefix of the keys of objects that are written to find out the store's time."""
 PROBES = ".probes"
 """The prefix of the keys of objects that `check_creates_once` creates."""
 _ROUNDS = 2
 """The number of objects that `check_creates_once` creates."""
 _RACERS = 8
-"""The number of simultaneous requests to create each of them."""
+"""The number of simultaneous requests to create each of these objects."""
 
 
 class ObjectCacheStore:
     """A cache below a prefix of an object store; see CacheStore. There are no locks: each commit is
-    created once, see `commits`.
+    an object that only one process can create, see `commits`.
 
     Args:
         location: the URL of the prefix, such as s3://bucket/caches/x.
         options: the settings for accessing the bucket.
-        local_cache: the folder of this node's copies; None for the default, see `node`.
+        local_cache: the folder for this node's copies; None for the default, see `node`.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class ObjectCacheStore:
         self._is_checked = False
         """Whether the store is known to let only one process create an object."""
         self._clock_lead = 0.0
-        """The seconds by which the store's clock was ahead of this node's at the last `now`."""
+        """The number of seconds by which the store's clock was ahead of this node's clock in the
+        last call of `now`."""
 
     def __reduce__(self) -> tuple[type[ObjectCacheStore], tuple[str, ObjectOptions, str | None]]:
         return ObjectCacheStore, (self.location, self._options, self._local_cache)
@@ -123,10 +124,11 @@ class ObjectCacheStore:
                 self.__dict__.pop("_folders", None)
 
     def verify_shared(self, nonce: str) -> None:
-        """See CacheStore. Each node has a folder of its own."""
+        """See CacheStore. There is nothing to check, since each node has a folder of its own."""
 
     def remove_leftovers(self) -> None:
-        """Remove the leftovers of other processes of this node that are too old to be in use."""
+        """Remove the unfinished files of other processes of this node that are too old to be in
+        use."""
         remove_old_leftovers(self.folder)
 
     def now(self) -> float:
@@ -295,14 +297,15 @@ class ObjectCacheStore:
             raise self._overtaken(kind, name)
 
     def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
-        """See CacheStore. The record's versions are kept, and one more marks the removal."""
+        """See CacheStore. The versions of the record are kept, and a new version marks the
+        removal."""
         if after is None:
             self.set_aside_record(kind, name)
         elif not self._chain(kind, name).append(None, after.number):
             raise self._overtaken(kind, name)
 
     def set_aside_record(self, kind: str, name: str) -> str:
-        """See CacheStore. One more version marks the removal; removing that version restores the
+        """See CacheStore. A new version marks the removal; removing that version restores the
         record."""
         last = self._read_version(kind, name)
         chain = self._chain(kind, name)
@@ -339,13 +342,13 @@ class ObjectCacheStore:
 
 
 def _belongs(name: str, owners: Collection[str] | None) -> bool:
-    """Return whether a file belongs to one of `owners`; True for None."""
+    """Return whether a file belongs to one of `owners`; True if `owners` is None."""
     return owners is None or name.partition("-")[0] in owners
 
 
 def check_creates_once(prefix: ObjectPrefix) -> None:
     """Check that a store lets only one of several simultaneous requests create an object. Raises:
-    CacheError if it lets several, or replaces an existing object."""
+    CacheError if several requests succeed, or one replaces an existing object."""
     for _ in range(_ROUNDS):
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:
