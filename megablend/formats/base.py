@@ -41,7 +41,8 @@ CHUNK_DTYPE = np.dtype(
         ("first_token", "<i8"),  # tokens of the file before the chunk
     ]
 )
-"""A column chunk of a Parquet file, or a part of a raw one; other formats have one per file."""
+"""A row of the chunk table: a column chunk of a Parquet file, or a part of a raw file. In other
+formats, the whole file is one chunk."""
 
 BLOCK_DTYPE = np.dtype(
     [
@@ -60,7 +61,8 @@ BLOCK_DTYPE = np.dtype(
         ("flags", "<u1"),
     ]
 )
-"""A block as its format indexes it; the index stores running sums of the counts instead."""
+"""A row of the block table as a format makes it. The index stores running sums in place of the
+counts."""
 
 PLACED_BLOCK_DTYPE = np.dtype(
     [
@@ -68,13 +70,13 @@ PLACED_BLOCK_DTYPE = np.dtype(
         ("first_row", "<i8"),  # documents of the file that begin before the block; -1 if unknown
     ]
 )
-"""A block as passed to readers, with running sums, so that no reader needs a table of its file's
-blocks."""
+"""A row of the block table as readers receive it: with running sums, so that readers do not need
+the rows before it."""
 
 Array = npt.NDArray[Any]
 Stops = Callable[[], Int64s]
-"""A function that returns, for each of some blocks, the offset at which the next block begins or
-the file ends: int64 [n]."""
+"""A function that returns the end of each of several blocks: the offset at which the next block
+begins, or at which the file ends (int64 [n])."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +94,16 @@ class FileIndex:
     chunks: Array
     """The chunk table: CHUNK_DTYPE [num_chunks]."""
     blocks: Array
-    """The block table, in file order: BLOCK_DTYPE [num_blocks]; without blocks that have neither
-    tokens nor rows."""
+    """The block table, in file order: BLOCK_DTYPE [num_blocks]. Blocks with neither tokens nor rows
+    are left out."""
     structure: str
     """Hex digest (blake2b, 16 bytes) of the file's description: Parquet or Arrow footer, whole
     `.idx`."""
     meta: dict[str, Any]
     """JSON data that the format needs to decode blocks without reading the file's description."""
     scanned_bytes: int
-    """Data bytes that had to be read for counting (0 if the file's own index was enough)."""
+    """Number of data bytes that were read to count the tokens (0 if the file's own index was
+    enough)."""
     column: str | None = None
     """Dotted path of the column; None if the format has none, or if a version before 0.2 indexed an
     Arrow file."""
@@ -116,7 +119,7 @@ class OpenedFile:
     """The part of a FileIndex that a format needs to open the file again."""
 
     size: int
-    """Bytes of the data file when it was indexed."""
+    """Size of the data file in bytes when it was indexed."""
     token_dtype: str
     structure: str
     meta: dict[str, Any]
@@ -135,7 +138,8 @@ class DecodedBlock:
     """Offsets of the pieces, int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]];
     null and empty documents are pieces without tokens."""
     extra: tuple[Array, ...] = ()
-    """For each requested extra column, a number per token: [num_tokens], read-only."""
+    """One array for each requested extra column, with a number for each token: [num_tokens],
+    read-only."""
 
 
 NO_OFFSETS = np.zeros(1, np.int64)
@@ -200,8 +204,8 @@ class BlockReader(Protocol):
 
 
 class BaseFormat(ABC):
-    """A file format. Implementations are stateless singletons. The defaults are those of most
-    formats: one file per path, no options, documents always counted."""
+    """A file format. Implementations are stateless singletons. The default methods and attributes
+    suit most formats: one file per path, no options, documents always counted."""
 
     name: str
     suffixes: Sequence[str]
@@ -216,8 +220,8 @@ class BaseFormat(ABC):
     has_row_groups: bool = False
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
     requests_in_turn: bool = False
-    """Whether each read of `index` depends on the previous one, so that over a network more files
-    are indexed at a time."""
+    """Whether each read of `index` depends on the result of the previous one. Over a network, more
+    of such files are then indexed at the same time."""
     has_group_digests: bool = False
     """Whether readers read only parts of a large description of a file; `build` stores digests of
     its groups, by which they check these parts."""
@@ -228,13 +232,13 @@ class BaseFormat(ABC):
         return [path]
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """Return the remedy that is added to the message about a missing file, one of `files`, or
-        None if there is nothing to add."""
+        """Return a remedy to add to the message about a missing file, or None if there is nothing
+        to add. The missing file is one of `files`."""
         return None
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Return whether the content of a file has this format; called only if several formats
-        share the suffix of its name.
+        """Return whether the content of a file has this format. This is called only if several
+        formats share the suffix of the file's name.
 
         Raises: MissingFileError; the errors of Storage.read.
         """
@@ -282,13 +286,13 @@ class BaseFormat(ABC):
         Raises: MissingFileError, ChangedFileError."""
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
-        """Return the ranges that readers of blocks will request, without dictionaries, as far as
-        the index alone determines them: storages that fetch ahead do not open files.
+        """Predict the ranges that readers of blocks will request, for storages that fetch ahead.
+        The prediction uses only the index, without opening the file, so dictionaries are not
+        included.
 
         Args:
             blocks: PLACED_BLOCK_DTYPE [n], blocks of one file.
-            stops: a function that returns the offset at which the block after each block begins or
-                the file ends: int64 [n].
+            stops: a function that returns the end of each block; see `Stops`.
 
         Returns: ranges whose `owners` are indices into `blocks`.
         """

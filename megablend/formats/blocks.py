@@ -15,15 +15,16 @@ _TOKEN_BYTES = 4
 
 
 def single_chunk() -> Array:
-    """Make the chunk table of a file without chunks, CHUNK_DTYPE [1]: the whole file is one."""
+    """Make the chunk table of a file without chunks: one chunk that is the whole file (CHUNK_DTYPE
+    [1])."""
     chunks = np.zeros(1, CHUNK_DTYPE)
     chunks["dictionary_offset"] = -1
     return chunks
 
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
-    """Concatenate tables with these columns. Their bytes are joined, since numpy would concatenate
-    column by column, which is slower."""
+    """Concatenate tables that have these columns. The bytes of the tables are joined, since numpy
+    would concatenate column by column, which is slower."""
     return np.frombuffer(
         bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns
     )
@@ -41,7 +42,8 @@ def decoded_sizes(blocks: Array) -> npt.NDArray[np.int64]:
     """Estimate the memory of each block while it is decoded, in bytes, int64 [n]: the memory of its
     tokens or of its decompressed page, whichever is larger.
 
-    A page of indices into a dictionary may have a thousandth of the bytes of its tokens.
+    The two sizes differ widely: a dictionary-encoded page may be a thousand times smaller than its
+        tokens.
     """
     sizes: npt.NDArray[np.int64] = np.maximum(
         blocks["decoded_bytes"].astype(np.int64), blocks["tokens"] * _TOKEN_BYTES

@@ -35,13 +35,13 @@ def choose_column(
 ) -> str:
     """Choose the token column of a file, and return its dotted path.
 
-    If the config names none, it is the only column of lists of integers; or, of several, the one
-    with the most certain of TOKEN_NAMES, unless another column with such a name cannot contain
-    tokens. A column of single integers is chosen only if it has one of these names and the file has
-    no other column, since next to a column of text it may hold numbers of tokens.
+    If the config names no column, the only column of lists of integers is chosen. If there are
+    several, the one with the most certain of TOKEN_NAMES is chosen, unless another column with such
+    a name cannot contain tokens. A column of single integers is chosen only if it has one of these
+    names and the file has no other column, since next to a column of text it may hold token counts.
 
     Args:
-        column: its name in the config, or None.
+        column: the name of the column in the config, or None.
         problems: dotted path of each column and struct member -> None if it may contain tokens,
             otherwise the reason why it cannot.
         lists: dotted paths of the columns that are lists.

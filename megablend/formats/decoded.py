@@ -46,7 +46,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
 
     @staticmethod
     def of(blocks: Sequence[DecodedBlock]) -> DecodedBlocks:
-        """Convert a sequence of blocks, whose arrays must be contiguous."""
+        """Make a DecodedBlocks of single blocks, whose arrays must be contiguous."""
         if isinstance(blocks, DecodedBlocks):
             return blocks
         columns = zip(*(block.extra for block in blocks), strict=True)
@@ -87,7 +87,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         )
 
     def taken(self, indices: Int64s) -> DecodedBlocks:
-        """Select blocks by their indices, int64 [m], which may repeat."""
+        """Return the blocks at these indices, which may repeat (int64 [m])."""
         index_list = indices.tolist()
         return DecodedBlocks(
             [self.owners[i] for i in index_list],

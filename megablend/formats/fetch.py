@@ -1,5 +1,5 @@
-"""Fetch the bytes of blocks of any format; nearby ranges are read together where their storage
-prefers that."""
+"""Fetch the bytes of blocks of any format. Nearby ranges are read together if the storage prefers
+that."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
     sizes = ranges.sizes
     min_bytes = limits.separate_bytes
     has_owners = ranges.owners is not None and len(sizes)
-    # Blocks keep their bytes: large ranges are read apart, so that none need be copied
+    # Decoded blocks keep the fetched bytes: large ranges are read separately, to avoid copies
     if has_owners and min_bytes is not None and sizes.min() >= min_bytes:
         return MergedRanges(offsets, offsets + sizes, np.arange(len(offsets)))
     return merge_ranges(offsets, sizes, limits)
 
 
 def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
-    """Return the offsets and sizes of the runs of each request: one request for all runs, or one
-    for each run if blocks keep their bytes."""
+    """Return the offsets and sizes of the runs of each request. All runs are one request, unless
+    decoded blocks keep the fetched bytes: each run is then a request of its own."""
     starts = merged.starts
     sizes = merged.stops - merged.starts
     if ranges.owners is None:
@@ -111,12 +111,12 @@ class FileRead:
     tokens: bool = True
     """Whether tokens will be decoded; otherwise only documents are needed."""
     check: Check | None = None
-    """Called with all fetched ranges."""
+    """A function that is called with all fetched ranges."""
     retry_storage: Storage | None = None
-    """Fetches damaged bytes once more; None for files on a local disk, whose bytes would be the
-    same."""
+    """The storage from which damaged bytes are fetched once more; None for files on a local disk,
+    since their bytes would be the same."""
     number: int = -1
-    """Number of the file in its index; -1 if it is not in an index."""
+    """Number of the file in the index; -1 if the file is not in an index."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
@@ -172,7 +172,8 @@ class JointReader(BlockReader, Protocol):
 
     @property
     def alike(self) -> Hashable:
-        """A key that is equal for readers of this class whose files can be decoded together."""
+        """Return a key that is equal for readers of this class whose files can be decoded
+        together."""
         ...
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
@@ -189,8 +190,8 @@ class JointReader(BlockReader, Protocol):
 
 
 def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
-    """Decode reads whose bytes were fetched; consecutive reads in one call if their readers are
-    alike.
+    """Decode reads whose bytes were fetched. Consecutive reads are decoded by one call if their
+    readers are alike.
 
     Returns: the blocks of all reads, in order; an item has the blocks of one read or of several.
     Raises: see FileRead.decode.
@@ -287,8 +288,8 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
 def _place_ranges(
     ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]
 ) -> FetchedRanges:
-    """Locate ranges in the buffers that were read. Each buffer is given together with the positions
-    in it at which its runs begin."""
+    """Locate ranges in the buffers that were read. `read` has each buffer, and the positions in it
+    at which runs begin."""
     offsets_in_runs = ranges.offsets - merged.starts[merged.runs]
     runs = merged.runs
     if ranges.owners is None:

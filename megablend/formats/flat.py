@@ -30,11 +30,13 @@ from megablend.storage.base import Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges, portions
 
 DOCUMENTS = "documents"
-"""Name of the option; and key of a file's `meta` if its rows are not its documents."""
+"""Name of the option that divides a flat column into documents. A file's `meta` has a key of the
+same name if its documents are not its rows."""
 FILE = "file"
-"""Value of the option: each file is one document."""
+"""Value of the option `documents`: each file is one document."""
 ROW_GROUP = "row_group"
-"""Value of the option: each row group (Parquet) or record batch (Arrow) is one document."""
+"""Value of the option `documents`: each row group (Parquet) or record batch (Arrow) is one
+document."""
 
 
 class ColumnFormat(BaseFormat):
@@ -55,8 +57,8 @@ class ColumnFormat(BaseFormat):
             )
 
     def divide(self, path: str, read: ReadSpec, found: FileIndex, storage: Storage) -> FileIndex:
-        """Convert the index of a file whose documents are rows to the documents that the config
-        requests; return `found` itself if it requests none.
+        """Convert an index in which each row is a document to an index of the documents that the
+        config requests. Return `found` itself if the config requests no division.
 
         Raises: ConfigError if the column contains lists, or its type cannot hold the separator; the
         errors of reading.
@@ -158,7 +160,8 @@ class _DividedReader:
         *,
         tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """See BlockReader.byte_ranges. No bytes are needed to find documents that do not end with a token."""
+        """See BlockReader.byte_ranges. To find documents that are not separated by a token, no
+        bytes are needed."""
         if not tokens and self.separator is None:
             return []
         return self.inner.byte_ranges(_of_rows(blocks), chunks, fetched)
@@ -196,7 +199,8 @@ class _DividedReader:
 
 
 def _of_rows(blocks: Array) -> Array:
-    """Return blocks as the reader of rows takes them, without the documents, which are unknown."""
+    """Copy blocks for the reader of rows, with unknown document counts: those of the divided column
+    are not counts of rows."""
     rows: Array = blocks.copy()
     rows["rows"] = -1
     rows["ends"] = -1

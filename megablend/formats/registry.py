@@ -79,7 +79,8 @@ def list_suffixes() -> list[str]:
 
 def find_suffix(path: str, suffixes: Iterable[str]) -> str | None:
     """Return the first of `suffixes` with which a path ends, or None if it ends with none of them.
-    The suffixes are those of `list_suffixes`, which looks for installed packages at each call."""
+    Callers with many paths pass the result of one call of `list_suffixes`, which looks for
+    installed packages each time."""
     return next((suffix for suffix in suffixes if path.endswith(suffix)), None)
 
 

@@ -49,8 +49,9 @@ class ArrowReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Return the ranges of whole batches and of the messages of the other batches, then those
-        of the column's buffers in the others. See BlockReader.byte_ranges."""
+        """Return first the ranges of batches that are fetched whole, and of the messages of other
+        batches; at the next call, the ranges of the column's buffers in the other batches. See
+        BlockReader.byte_ranges."""
         if not len(blocks) or len(fetched) > 1:
             return []
         places = self._find_places(blocks)
@@ -108,7 +109,7 @@ class ArrowReader:
     def _iterate(
         self, blocks: Array, fetched: Sequence[FetchedRanges], *, tokens: bool
     ) -> Iterator[_FetchedBatch]:
-        """Yield the batches of blocks."""
+        """Yield the record batch of each block."""
         places = self._find_places(blocks)
         is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         parts = _parts_by_block(fetched[1:])
@@ -193,7 +194,7 @@ def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges
 
 
 def _one_per_block(path: str, offsets: Int64s, sizes: Int64s) -> FileRanges:
-    """Return ranges that each belong to one block: the first range to the first block, etc."""
+    """Make FileRanges in which the first range belongs to the first block, and so on."""
     return FileRanges(path, np.ascontiguousarray(offsets), sizes, np.arange(len(offsets)))
 
 
@@ -204,8 +205,11 @@ def _sizes_of(places: Array) -> Int64s:
 
 
 def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:
-    """Return whether each batch of `sizes` int64 [n], in bytes, is fetched whole if its tokens are
-    needed: bool [n]."""
+    """Return whether the batch of each block is fetched whole if its tokens are needed: bool [n].
+
+    Args:
+        sizes: int64 [n], size of each batch in bytes.
+    """
     are_whole: npt.NDArray[np.bool_] = sizes - blocks["stored_bytes"] <= sizes // _WASTE
     return are_whole
 

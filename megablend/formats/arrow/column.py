@@ -31,10 +31,10 @@ class Level(NamedTuple):
     """A field on the path from the root to the tokens."""
 
     node: int
-    """Number of its node."""
+    """Index of the field's node among the nodes of a batch."""
     buffer: int
-    """Number of its first buffer (the validity bitmap), not counting data buffers of earlier view
-    columns."""
+    """Index of the field's first buffer (the validity bitmap), not counting data buffers of earlier
+    view columns."""
     views: int
     """Number of earlier view columns; only a batch states how many data buffers each has."""
 
@@ -48,7 +48,7 @@ class Column:
     kind: str
     """One of flat, list, large_list and fixed_size_list."""
     width: int
-    """Elements of each row of a fixed_size_list; 0 for other kinds."""
+    """Number of elements in each row of a fixed_size_list; 0 for other kinds."""
     token_dtype: str
     num_nodes: int
     """Number of nodes of the whole batch."""
@@ -79,7 +79,7 @@ def find_column(
     """Find the token column of a schema, and return its dotted path and its position.
 
     Args:
-        column: its dotted path; None chooses the only plausible column.
+        column: the dotted path in the config; None chooses the only plausible column.
         numbers: whether numbers of any kind are accepted, not only integers.
 
     Raises: ConfigError (no such column, several to choose from, or of another type);

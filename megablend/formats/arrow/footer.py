@@ -51,7 +51,7 @@ def refuse_old_stream(path: str, head: bytes) -> None:
     marker before their size. Raises: UnsupportedFileError.
 
     Args:
-        head: its first bytes.
+        head: the first bytes of the stream.
     """
     try:
         message = Table.root(head, 4)

@@ -111,8 +111,8 @@ def needed_ranges(batch: Batch, column: Column, *, tokens: bool) -> list[tuple[i
     """Return the offsets and sizes of the parts of a batch's body that a column needs.
 
     Args:
-        tokens: whether the values are needed; if not, and they are compressed, only the size that
-            precedes them is.
+        tokens: whether the values are needed. If not, and if they are compressed, only the size
+            that precedes them is needed.
     """
     ranges = []
     for number in column_buffers(batch, column):

@@ -151,7 +151,7 @@ def _read_message(path: str, offset: int, size: int, ahead: LookAhead) -> _Messa
 
 
 def _check_kind(path: str, offset: int, kind: int) -> None:
-    """Check that a message of this kind is allowed at this place.
+    """Check that a message of this kind is allowed at this offset.
 
     Raises: CorruptFileError; UnsupportedFileError.
     """

@@ -1,5 +1,5 @@
-"""Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of
-them.
+"""Raw files, which contain only token ids after an optional header. A block is a range of tokens of
+about `block_bytes` bytes.
 
 If a token separates documents, the file is read once when it is indexed, to find them; otherwise it
 is one document. Large files are indexed in parts: a chunk is the smallest part.
@@ -162,7 +162,7 @@ class _Sizes(NamedTuple):
 
 
 class _IndexedRange(NamedTuple):
-    """The index of consecutive tokens of a file."""
+    """The index of a range of consecutive tokens of a file."""
 
     blocks: Array
     """The block table: BLOCK_DTYPE [n]; `first_token` counts from the start of the file."""
@@ -221,7 +221,7 @@ def _index_chunks(
 
 
 def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Yield the ranges [start, stop) of the chunks' tokens that are indexed together; one range may
+    """Yield the ranges [start, stop) of tokens that are read and indexed at a time. A range may
     contain tokens of several chunks."""
     start = numbers.start * sizes.chunk
     end = min(numbers.stop * sizes.chunk, layout.num_tokens)

@@ -126,8 +126,8 @@ def read_layout(
 
 
 def find_container(path: str, size: int, header_bytes: int | None, storage: Storage) -> str | None:
-    """Return the kind of file that the content looks like, if its bytes are not token ids,
-    otherwise None.
+    """Return the kind of file that the content appears to be, such as gzip, or None if the bytes
+    may be token ids.
 
     Since a few tokens may look like a magic number, other bytes must also fit: the end of the file,
     or a header's reserved bits.
@@ -190,7 +190,8 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
 def _find_header(
     path: str, head: bytes, size: int, options: RawOptions, storage: Storage
 ) -> _Header | None:
-    """Parse the header of a file; return None if it has no known one. Raises: see `read_layout`."""
+    """Parse the header of a file; return None if it has no known header. Raises: see
+    `read_layout`."""
     # A file that is shorter than the magic number may be a truncated .npy file, or, if the config
     # gives a dtype, a few tokens
     if head.startswith(_NPY) or (options.dtype is None and _NPY.startswith(head)):

@@ -65,7 +65,7 @@ def parse_options(options: Mapping[str, Any]) -> RawOptions:
 
 
 def _check_value(name: str, value: object) -> None:
-    """Check an option by itself. Raises: ValueError."""
+    """Check the value of a single option. Raises: ValueError."""
     known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
     if name not in known:
         hint = did_you_mean(name, known, before="; ") or ";"

@@ -40,11 +40,12 @@ class PageBodies(NamedTuple):
     levels: Int64s
     """Addresses of the bytes that begin with the levels: int64 [n]."""
     level_sizes: Int64s
-    """Sizes of these bytes: int64 [n]."""
+    """Sizes of the bytes at `levels`: int64 [n]."""
     values: Int64s
-    """Addresses of the bytes that contain the values, in V1 pages the same bytes: int64 [n]."""
+    """Addresses of the bytes that contain the values: int64 [n]. In V1 pages they equal
+    `levels`."""
     value_sizes: Int64s
-    """Sizes of these bytes: int64 [n]."""
+    """Sizes of the bytes at `values`: int64 [n]."""
 
 
 def bodies_of(
@@ -171,7 +172,7 @@ def check_checksums(source: FileBytes, headers: Headers, addresses: Int64s) -> N
 
 
 def check_crc(crc: int, body: memoryview) -> None:
-    """Compare a body's checksum with the one in its header, a signed number. Raises:
+    """Compare a body's checksum with `crc`, the signed number in the page's header. Raises:
     MalformedError."""
     computed = zlib.crc32(body)
     expected = crc & 0xFFFF_FFFF

@@ -38,7 +38,7 @@ SLACK_BYTES = 1 << 12
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
-    """Decompress `data`, whose codec is given by its number, to exactly `size` bytes. Raises:
+    """Decompress `data` by the codec with this number, to exactly `size` bytes. Raises:
     MalformedError, UnsupportedError (a codec that is not in CODECS)."""
     if codec not in CODECS:
         raise UnsupportedError(unsupported_codec_message(codec))
@@ -61,8 +61,8 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
 
 
 def max_decompressed_size(codec: int, size: Size) -> Size:
-    """Return an upper bound of the bytes that `size` bytes of a codec can decompress to, so that no
-    memory is allocated for a wrong size in a header."""
+    """Return the maximum decompressed size of `size` compressed bytes. A larger size in a header is
+    wrong, and must not allocate memory."""
     _, max_ratio = CODECS[codec]
     return size * max_ratio + SLACK_BYTES
 
@@ -117,7 +117,7 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
     """Decompress blocks, each of which follows two big-endian sizes (decompressed, stored); early
-    writers omitted these."""
+    writers omitted the sizes."""
     blocks = []
     position = 0
     while position + 8 <= len(data):

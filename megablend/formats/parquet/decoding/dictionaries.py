@@ -18,7 +18,8 @@ Key = tuple[int, int]
 """The number of the reader, and the offset of the dictionary page."""
 
 DICTIONARY_BYTES = 64 << 20
-"""Limit for all cached dictionaries of a process; a single one is cached even if it is larger."""
+"""Maximum size of all cached dictionaries of a process. A single dictionary is cached even if it is
+larger."""
 
 
 class DictionaryCache:
@@ -100,4 +101,5 @@ os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
 # a memory pool that the program has set in pyarrow, which no longer exists then
 atexit.register(CACHE.clear)
 READERS = itertools.count()
-"""The numbers of readers: two readers of one path may have opened different files."""
+"""A counter that numbers the readers of the process. A path is not unique: two readers of one path
+may have opened different files."""

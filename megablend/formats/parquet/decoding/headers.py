@@ -59,7 +59,7 @@ NO_DICTIONARY = (-1, 0)
 
 
 def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
-    """Return whether pages are data pages: bool [n]."""
+    """Return whether each page is a data page: bool [n]."""
     are_data: npt.NDArray[np.bool_] = (headers["type"] == DATA) | (headers["type"] == DATA_V2)
     return are_data
 
@@ -93,8 +93,13 @@ def headers_in(
 
 
 def headers_at(source: FileBytes, offsets: Int64s, limits: Int64s) -> Headers:
-    """Read the headers of pages at `offsets` int64 [n], and check that each page ends at or before
-    its limit in `limits` int64 [n]. Raises: CorruptFileError."""
+    """Read the headers of pages, and check that each page ends at or before its limit.
+
+    Args:
+        offsets, limits: int64 [n], offset of each page in the file, and its limit.
+
+    Raises: CorruptFileError.
+    """
     headers = np.zeros(len(offsets), HEADER_DTYPE)
     with _scattered_descriptor(source) as fd:
 
@@ -114,7 +119,8 @@ def request_headers(source: FileBytes, offsets: Int64s) -> None:
 def walk_pages(
     source: FileBytes, chunks: Chunks, limit: int, in_flight: int
 ) -> tuple[Headers, Int64s]:
-    """Scan chunks from header to header until the values of each are complete.
+    """Find the pages of chunks by reading one page header after another, until all values of the
+    chunk have been found.
 
     Args:
         limit: offset in the file at or before which all pages end; a chunk's own size is not used,
@@ -134,10 +140,14 @@ def walk_pages(
 
 
 def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> Int64s:
-    """Find the dictionary pages between the starts of chunks, int64 [num_chunks], and their first
-    data pages, at offsets int64 [num_chunks]: OffsetIndexes do not list dictionary pages.
+    """Find the dictionary page of each chunk, which precedes the first data page. OffsetIndexes do
+    not list dictionary pages.
 
-    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none.
+    Args:
+        starts, firsts: int64 [num_chunks], offset of each chunk, and of its first data page.
+
+    Returns: int64 [num_chunks, 2], offset and stored size of each chunk's dictionary page;
+        NO_DICTIONARY if the chunk has none.
     Raises: CorruptFileError.
     """
     with_gap = np.flatnonzero(starts != firsts)
@@ -149,8 +159,8 @@ def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> In
 
 
 def dictionaries_among(headers: Headers, first_page: Int64s) -> Int64s:
-    """Find the first dictionary page among the pages of each chunk: int64 [num_chunks, 2], as
-    `dictionaries_before` returns it.
+    """Find the first dictionary page among the pages of each chunk. The result has the form of that
+    of `dictionaries_before`.
 
     Args:
         headers: HEADER_DTYPE [num_pages].
@@ -225,7 +235,7 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
 
 
 def _ahead_bytes(source: FileBytes, chunk: np.void, offset: int, limit: int) -> int:
-    """Return the number of bytes to read from a page of a chunk on."""
+    """Return how many bytes to read at once, from a page of a chunk at `offset` on."""
     stop = limit
     # Only whole chunks were announced, so reading beyond this one would need a request
     chunk_stop = int(chunk["start"] + chunk["stored_bytes"])
@@ -277,8 +287,8 @@ def _parse_probes(
 
 @contextmanager
 def _scattered_descriptor(source: FileBytes) -> Iterator[int]:
-    """Yield a descriptor for small scattered reads, without read-ahead, which would read the whole
-    file; or -1 if the storage has none."""
+    """Yield a file descriptor for small scattered reads, or -1 if the storage has none. The
+    system's read-ahead, which would read the whole file, is turned off."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
             _advise(fd, os.POSIX_FADV_RANDOM)

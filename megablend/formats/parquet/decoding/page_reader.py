@@ -64,8 +64,11 @@ def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
 
 
 def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the position of the first occurrence of each distinct offset, by ascending offset; and
-    for each of `offsets` int64 [n] its position among these. Like np.unique, but faster."""
+    """Find the distinct values of `offsets`, int64 [n], like np.unique but faster.
+
+    Returns: for each distinct offset, in ascending order, the index of its first occurrence; and
+        for each of `offsets` the index of its value among the distinct ones.
+    """
     order = np.argsort(offsets, kind="stable")
     ascending = offsets[order]
     is_new = np.ones(len(order), np.bool_)
@@ -227,7 +230,8 @@ class ParquetReader:
                 )
 
     def _check(self, blocks: Array, levels: Levels) -> None:
-        """Check that levels are valid, and agree with the index. Raises: CorruptFileError."""
+        """Check that the levels of blocks are valid, and agree with the index. Raises:
+        CorruptFileError."""
         rows = levels["pieces"] - levels["continues"]
         continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
         wrong = (levels["problem"] != NONE) | (levels["tokens"] != blocks["tokens"])
@@ -308,7 +312,8 @@ def _find_dictionaries(read: FileRead) -> list[Array | None]:
 
 
 def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
-    """Copy the offsets of each page to an array of its own, read-only."""
+    """Copy the piece offsets of each page to a read-only array. `first` has the position of each
+    page's first offset."""
     by_page = []
     for low, high in itertools.pairwise(first.tolist()):
         by_page.append(offsets[low:high].copy())

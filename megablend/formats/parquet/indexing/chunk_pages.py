@@ -31,8 +31,8 @@ class PageScanContext:
     """Number of threads that read and decompress in parallel."""
 
     def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
-        """Convert errors, and add the location of the chunk whose number they have; see
-        `FileBytes.error_context_of_items`."""
+        """Convert errors about a chunk into errors that name the place of the chunk in the file;
+        see `FileBytes.error_context_of_items`."""
         return self.source.error_context_of_items(
             chunks["start"], chunks["row_group"], "the column chunk"
         )

@@ -40,7 +40,7 @@ PAGE_DTYPE = np.dtype(
         ("scan", "?"),  # the row counts are uncertain without the page's levels
     ]
 )
-"""A data page, located and counted."""
+"""A data page: its place in the file, and its counts of tokens and rows."""
 
 Pages = npt.NDArray[np.void]
 Counts = npt.NDArray[np.int64]
@@ -110,9 +110,9 @@ def count_from_page_index(
 
 
 _COUNTED_AT_ONCE = 1 << 14
-"""Arrow C++ 19 to 25 counts levels wrong if there are only two, 0 and 1, and more than this many
-are written at once: the first ones are counted several times, others never (apache/arrow#50778).
-The number of nulls, which is not taken from the histogram, is correct."""
+"""Arrow C++ 19 to 25 writes wrong level histograms if the only levels are 0 and 1, and more than
+this number of levels are written at once: the first ones are counted several times, others never
+(apache/arrow#50778). The number of nulls, which is not taken from the histogram, is correct."""
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
@@ -145,23 +145,23 @@ def find_miscounted(
 
 
 def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
-    """Return whether page indexes determine the tokens of each page, by chunk: bool
-    [num_chunks]."""
+    """Return whether the page index of each chunk determines the number of tokens of each page:
+    bool [num_chunks]."""
     if column.max_rep:
         return counts.has_levels
     return counts.has_nulls | (column.max_def == 0)
 
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
-    """Convert pages to blocks. Each page has rows or tokens; if the rows of one page are unknown,
-    the rows of all blocks are.
+    """Convert pages to blocks. Each page must have rows or tokens. If the number of rows of one
+    page is unknown, so is that of all blocks.
 
     Args:
         first_page: int64 [num_chunks + 1], number of each chunk's first page, which begins with a
             row.
 
-    Returns: BLOCK_DTYPE [num_pages]; and the number of tokens before each chunk, and of all, int64
-        [num_chunks + 1].
+    Returns: BLOCK_DTYPE [num_pages]; and the number of tokens before each chunk, followed by the
+        number of all tokens, int64 [num_chunks + 1].
     """
     blocks = np.empty(len(pages), BLOCK_DTYPE)
     first_tokens = np.empty(len(first_page), np.int64)

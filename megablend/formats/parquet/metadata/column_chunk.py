@@ -25,11 +25,12 @@ Chunks = npt.NDArray[np.void]
 """CHUNK_DTYPE [num_chunks]: the chunks of a column, whose bytes are known to precede the footer."""
 
 _OTHER = 1 << NUMBERED
-"""The bit of encodings without a bit of their own."""
+"""The bit that stands for all encodings without a bit of their own."""
 
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups].
+    """Parse the metadata of a column's chunks, one for each row group: CHUNK_DTYPE
+    [num_row_groups]. The schema has `num_leaves` columns.
     Raises: MalformedError, UnsupportedError."""
     chunks = _parse_in_kernel(footer, column, num_leaves)
     if chunks is None:

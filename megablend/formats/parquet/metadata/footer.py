@@ -18,7 +18,8 @@ ENCRYPTED_MAGIC = b"PARE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """FileMetaData, except for its row groups, which `column_chunks` parses for one column."""
+    """The parsed footer of a file (FileMetaData). Row groups are parsed later, by `column_chunks`,
+    for one column."""
 
     digest: str
     """The digest of the footer's bytes, which identifies a file's structure."""

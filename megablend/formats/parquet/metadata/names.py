@@ -66,6 +66,6 @@ class CodecId(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """Return the name of an enum's number for messages, or "unknown" and the number if it has no
-    name."""
+    """Return the name of an enum member for messages, or "unknown" and the number if no member has
+    this number."""
     return kind(number).name if number in kind._value2member_map_ else f"unknown ({number})"

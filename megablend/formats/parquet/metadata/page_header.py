@@ -34,7 +34,7 @@ class PageHeader:
     """Size of the decompressed body, levels included."""
     crc: int | None
     num_values: int
-    """Number of levels; in a dictionary page, of values."""
+    """Number of levels; in a dictionary page, number of values."""
     encoding: int
     def_encoding: int
     rep_encoding: int

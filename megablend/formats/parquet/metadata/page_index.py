@@ -43,10 +43,10 @@ class OffsetIndexes:
     offsets: Int64s
     """Offset of each page in the file: int64 [num_pages]."""
     sizes: Int64s
-    """Bytes of each page, its header included: int64 [num_pages]."""
+    """Size of each page in bytes, header included: int64 [num_pages]."""
     rows: Int64s
-    """Rows that begin in each page: int64 [num_pages]; -1 for the pages of chunks whose index
-    contradicts their number of rows."""
+    """Number of rows that begin in each page: int64 [num_pages]; -1 for the pages of a chunk if the
+    index contradicts the chunk's number of rows."""
 
     def of(self, chosen: Bools) -> OffsetIndexes:
         """Select the pages of chosen chunks, bool [num_chunks]."""
@@ -61,16 +61,16 @@ class OffsetIndexes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnIndexes:
-    """Counts of the data pages of chunks, as far as their writers stored them."""
+    """Counts of nulls and of levels in the data pages of chunks, if the writer stored them."""
 
     has_nulls: Bools
     """Whether `nulls` of the chunk's pages are known: bool [num_chunks]."""
     has_levels: Bools
     """Whether `levels` of the chunk's pages are known: bool [num_chunks]."""
     nulls: Int64s
-    """Number of nulls: int64 [num_pages]."""
+    """Number of nulls in each page: int64 [num_pages]."""
     levels: Int64s
-    """Number of levels by definition level: int64 [max_def + 1, num_pages]."""
+    """Number of levels in each page by definition level: int64 [max_def + 1, num_pages]."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
         """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all
@@ -96,7 +96,7 @@ def parse_offset_indexes(
         begins, ends: int64 [num_chunks], where the OffsetIndex of each chunk is in `data`.
         starts: int64 [num_chunks], byte of the file at which each chunk begins.
         limit: byte of the file before which all pages end.
-        num_rows: int64 [num_chunks], rows of each chunk.
+        num_rows: int64 [num_chunks], number of rows of each chunk.
 
     Raises: MalformedError.
     """

@@ -64,20 +64,21 @@ class Column:
     path: tuple[str, ...]
     """Names of all nodes from the root to the leaf."""
     ordinal: int
-    """Number among the leaves: the position of its chunk in each row group."""
+    """Index of the column among the leaves, and of its chunk in each row group."""
     physical: int
     """Physical type; see `Physical`."""
     dtype: str
-    """numpy name of its values; "" if they are not supported numbers."""
+    """numpy name of the values' dtype; "" if the values are not supported numbers."""
     max_def: int
     max_rep: int
     slot_def: int
-    """Lowest definition level of a level that stands for an element of a list, null or not; 0 in a
+    """Definition levels from this one on stand for an element of a list, null or not. It is 0 in a
     flat column, in which every level stands for a value."""
     nesting: str = ""
-    """Why its position in the schema excludes it as a token column; "" if it does not."""
+    """Why the column's position in the schema excludes it as a token column, for messages; "" if
+    the position does not exclude it."""
     kind: str = field(default="", compare=False)
-    """The type of its values, for messages only."""
+    """The type of the column's values, for messages only."""
 
     def to_meta(self) -> dict[str, Any]:
         """Convert to a JSON object with all that a reader needs."""
@@ -105,11 +106,11 @@ class _Group:
     max_rep: int
     slot_def: int
     in_map: bool
-    """Whether it is a map, or within one."""
+    """Whether the node is a map, or within a map."""
     is_list: bool
-    """Whether it is the outer node of a list."""
+    """Whether the node is the outer node of a list."""
     holds_element: bool
-    """Whether it is the repeated node of a list whose child is the element."""
+    """Whether the node is the repeated node of a list, and its child is the element."""
 
 
 def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
@@ -208,7 +209,7 @@ def _problem(column: Column, *, numbers: bool) -> str | None:
 
 
 def _child(parent: _Group, element: Struct) -> _Group:
-    """Make the node of a SchemaElement. Raises: MalformedError."""
+    """Make the node of a SchemaElement that is a child of `parent`. Raises: MalformedError."""
     name = element.text(4, "name of a schema element")
     repetition = element.integer(3, "repetition_type", Repetition.REQUIRED)
     if repetition not in Repetition._value2member_map_:
@@ -236,7 +237,7 @@ def _child(parent: _Group, element: Struct) -> _Group:
 
 
 def _column(node: _Group, element: Struct, ordinal: int) -> Column:
-    """Make the column of a leaf. Raises: MalformedError."""
+    """Make the Column of a node that is a leaf. Raises: MalformedError."""
     physical = element.integer(1, "type of a column")
     dtype, kind = _dtype(physical, element)
     nesting = ""

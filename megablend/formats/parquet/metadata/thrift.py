@@ -32,7 +32,7 @@ class MalformedError(ValueError):
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
         self.item = item
-        """Number of the wrong item among many that are processed together."""
+        """Index of the malformed item, if many items are parsed together."""
 
 
 class TruncatedError(MalformedError):
@@ -157,8 +157,8 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each of which is parsed when it is accessed: kernels skip all but one of
-    thousands of columns."""
+    """A list of structs, each of which is parsed only when it is accessed. A footer may list
+    thousands of columns, of which one is needed."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -195,7 +195,7 @@ class Structs(Sequence[Struct]):
 
 
 class _Reader:
-    """A position in a buffer; raises IndexError at the buffer's end."""
+    """A reader with a position in a buffer. Reading past the buffer's end raises IndexError."""
 
     __slots__ = ("data", "position")
 
@@ -300,8 +300,8 @@ class _Reader:
         return None
 
     def check_room(self, size: int) -> None:
-        """Check that as many bytes are left as elements are declared: each takes at least one byte.
-        Raises: TruncatedError."""
+        """Check that the buffer has at least `size` more bytes: each of `size` declared elements
+        takes at least one byte. Raises: TruncatedError."""
         if size > len(self.data) - self.position:
             raise TruncatedError(
                 f"{size} elements are declared, but only {len(self.data) - self.position} bytes are left"
@@ -309,7 +309,7 @@ class _Reader:
 
 
 def write_varint(value: int) -> bytes:
-    """Encode an integer that is not negative, as lengths are."""
+    """Encode a non-negative integer, such as a length, as a varint."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
