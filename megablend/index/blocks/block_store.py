@@ -40,15 +40,15 @@ class BlockBatch:
     tokens: npt.NDArray[Any]
     """[num_tokens], in the widest token dtype among the blocks."""
     offsets: npt.NDArray[np.int64]
-    """Offsets of the pieces, int64 [num_pieces + 1]: piece i (a document, or the part of it that
-    its block holds) is tokens[offsets[i]:offsets[i+1]]."""
+    """Offsets of the pieces: int64 [num_pieces + 1]. A piece is a document, or the part of a
+    document that is in one block. Piece i is tokens[offsets[i]:offsets[i+1]]."""
     block_offsets: npt.NDArray[np.int64]
-    """Offsets of the blocks, int64 [num_blocks + 1]: block j is
+    """Offsets of the blocks: int64 [num_blocks + 1]. Block j is
     tokens[block_offsets[j]:block_offsets[j+1]]."""
 
 
 class BlockStore(BlockSizes):
-    """A reader of the blocks of one index by number. It can be shared between threads, pickled, and
+    """Reads the blocks of one index by number. A store can be shared between threads, pickled, and
     used after a fork.
 
     Args:
@@ -57,8 +57,9 @@ class BlockStore(BlockSizes):
         roots: for each source's name, the folder of its files; if absent, the folder recorded by
             the last build.
         extra: the columns to read with the tokens, by source name.
-        extra_bytes: limit for decoded pages of extra columns that are cached for other blocks.
-        storage: reads the files.
+        extra_bytes: maximum size in bytes of the cache of decoded pages of extra columns, since
+            several blocks of tokens may need the same page.
+        storage: the storage that reads the files.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class BlockStore(BlockSizes):
 
     @property
     def source_eods(self) -> tuple[int | None, ...]:
-        """`append_eod` of the sources, without extra columns: [num_sources]."""
+        """End-of-document tokens of the sources: `append_eod` without the items for extra columns
+        ([num_sources])."""
         return self.append_eod[: len(self.snapshot.sources)]
 
     @property
@@ -100,7 +102,8 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_reads(self) -> int:
-        """Number of reads to keep in flight: the largest number that a source's storage prefers."""
+        """Number of reads to keep in flight: the largest number that the storage of any source
+        prefers."""
         return max((each.max_reads for each in self._limits), default=1)
 
     @cached_property
@@ -110,8 +113,8 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_files(self) -> int:
-        """Number of files to read at a time when whole files are read: the largest number that a
-        source's storage prefers."""
+        """Number of files to read at a time when whole files are read: the largest number that the
+        storage of any source prefers."""
         return max((each.max_files for each in self._limits), default=1)
 
     @cached_property
@@ -127,8 +130,8 @@ class BlockStore(BlockSizes):
 
         Args:
             ids: int64 [n], block numbers of the index, in any order and possibly repeated.
-            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table, for a caller that has
-                looked them up.
+            rows: PLACED_BLOCK_DTYPE [n], the blocks' rows of the block table, if the caller has
+                already looked them up.
             pieces: whether to return document offsets; otherwise `offsets` are NO_OFFSETS.
 
         Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError,
@@ -158,7 +161,7 @@ class BlockStore(BlockSizes):
 
         Args:
             numbers: int64 [n], numbers of the blocks, ascending.
-            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`snapshot.blocks`).
+            rows: PLACED_BLOCK_DTYPE [n], the blocks' rows of the block table (`snapshot.blocks`).
 
         Returns: one read per file, in the order of the blocks.
         Raises: see `read`.
@@ -181,7 +184,7 @@ class BlockStore(BlockSizes):
     def decode(
         self, numbers: npt.NDArray[np.int64], reads: Sequence[FileRead], *, pieces: bool
     ) -> DecodedBlocks:
-        """Decode blocks whose bytes were fetched.
+        """Decode blocks whose bytes have been fetched.
 
         Args:
             numbers: int64 [n], numbers of the blocks.
@@ -203,19 +206,25 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _changes_blocks(self) -> bool:
-        """Return whether end-of-document tokens or extra columns are added to the blocks of some
-        source."""
+        """Return whether decoded blocks of any source get end-of-document tokens or extra
+        columns."""
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
-        """Return whether `decode` will read files itself: the files of extra columns, whose blocks
-        are known only after the tokens have been decoded."""
+        """Return whether `decode` will itself read more files. These are the files of extra
+        columns, whose blocks are known only after the tokens have been decoded."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def list_extra_blocks(self, ids: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield the blocks of extra columns that are read while blocks `ids` int64 [n], ascending,
-        are decoded: for each column the numbers of its blocks, int64 [m], and for each of these
-        blocks the position in `ids` of the block that needs it, int64 [m]."""
+        """Yield, for each extra column, the column's blocks that are read while blocks of tokens
+        are decoded.
+
+        Args:
+            ids: int64 [n], numbers of the blocks of tokens, ascending.
+
+        Yields: the numbers of the column's blocks, int64 [m]; and for each of them, the position in
+            `ids` of the block of tokens that needs it, int64 [m].
+        """
         if not self.extra:
             return
         for number, source in enumerate(self.snapshot.sources):
@@ -273,8 +282,8 @@ class BlockStore(BlockSizes):
     def _check_ends(
         self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]
     ) -> None:
-        """Compare the number of end-of-document tokens added to each block with the index.
-        Raises: CorruptFileError."""
+        """Check that the number of end-of-document tokens added to each block agrees with the
+        index. Raises: CorruptFileError."""
         ends = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
         wrong = np.flatnonzero(ends != rows["ends"])
         if len(wrong):
@@ -288,9 +297,9 @@ class BlockStore(BlockSizes):
             )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Find the document offsets of blocks, without end-of-document tokens; see
-        BlockReader.find_pieces. Return them in the order of `ids`, and the number of data bytes
-        that were read. Raises: see `read`."""
+        """Return the document offsets of blocks without end-of-document tokens, in the order of
+        `ids`, and the number of data bytes that were read; see BlockReader.find_pieces. Raises: see
+        `read`."""
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
         rows = self.snapshot.blocks(numbers[order])
@@ -311,8 +320,8 @@ class BlockStore(BlockSizes):
         return [all_offsets[i] for i in np.argsort(order).tolist()], scanned_bytes
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
-        """Read tokens and document pieces of any blocks, in the requested order.
-        Raises: see `read`."""
+        """Read the tokens and the document pieces of any blocks, and return them in the requested
+        order. Raises: see `read`."""
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -342,8 +351,8 @@ class BlockStore(BlockSizes):
         return numbers
 
     def cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-        """Divide blocks `numbers` int64 [n], ascending, by their files: yield the number of each
-        file, and the slice of `numbers` with its blocks."""
+        """Divide blocks by their files: yield the number of each file, and the slice of `numbers`
+        with the file's blocks (`numbers`: int64 [n], ascending)."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
         for start, stop in pairwise([*firsts.tolist(), len(files)]):
@@ -368,8 +377,8 @@ def _count_bytes(block: DecodedBlock) -> int:
 
 
 class JoinedStore(BlockStore):
-    """A reader of the blocks of all snapshots of a run as one index; `stores` has a store for each
-    snapshot."""
+    """Reads the blocks of all snapshots of a run as if they were one index. The attribute `stores`
+    has a store for each snapshot."""
 
     def __init__(
         self,
@@ -382,9 +391,9 @@ class JoinedStore(BlockStore):
         """Join the stores of a run's snapshots.
 
         Args:
-            extra: each source's extra columns in the store of its snapshot, by the source's name in
-                the JoinedSnapshot.
-            roots: the folders of the sources' files, by the same names.
+            extra: each source's extra columns, as in the store of its snapshot, by the source's
+                name in the JoinedSnapshot.
+            roots: the folder of each source's files, by the same names.
         """
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])

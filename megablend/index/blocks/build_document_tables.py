@@ -1,5 +1,5 @@
-"""Build document tables: the ranks share the counting of documents, file by file, and by ranges of
-blocks in large files; rank 0 joins the counts and commits the tables."""
+"""Build document tables: the ranks count documents, each for a share of the files or of the ranges
+of blocks of large files; rank 0 joins the counts and commits the tables."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TablesReport:
     documents: int
     """Number of documents of all sources that have a table."""
     counted: int
-    """Number of documents that this build counted; the others were counted before."""
+    """Number of documents that this build counted; the others had been counted before."""
     scanned_bytes: int
     """Data bytes that had to be read for counting."""
     table_bytes: int
@@ -64,8 +64,8 @@ def build_tables(
     launch: Communicator,
     stretch_bytes: int = STRETCH_BYTES,
 ) -> TablesReport:
-    """Build the document tables of sources (by number) of an index whose documents were counted.
-    All ranks call it.
+    """Build the document tables of sources, given by number, of an index whose documents were
+    counted. All ranks must call this function.
 
     Args:
         stretch_bytes: stored size in bytes of the blocks that a rank counts at a time.
@@ -109,8 +109,9 @@ def build_tables(
 def _find_missing(
     snapshot: Snapshot, sources: Sequence[int], stretch_bytes: int
 ) -> dict[int, list[BlockRange]]:
-    """Return the sources, by number, whose table is missing or damaged, each with the ranges of its
-    blocks to count. Tables of older versions of megablend are completed."""
+    """Find the sources whose table is missing or damaged. Return the ranges of blocks to count for
+    each of these sources, by its number. Tables of older versions of megablend are completed
+    instead."""
     cache = snapshot.store
     keys = {source: table_key(snapshot, source) for source in sources}
     for folder in cache.list_upgradable(DOCUMENTS):
@@ -125,7 +126,8 @@ def _find_missing(
 
 
 def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
-    """Join the lengths of a source's ranges of blocks into a table, and commit it."""
+    """Join the document lengths of a source's ranges of blocks into a table, and commit the
+    table."""
 
     def write(folder: Path) -> None:
         _write(cache, folder, parts)

@@ -1,8 +1,8 @@
-"""Replace blocks whose bytes are damaged by zeros, if the config masks their samples.
+"""Replace damaged blocks by zeros, if the config says that their samples are masked.
 
-Only damage that every rank finds in the same way is replaced: bytes that violate their format or a
-checksum (CorruptFileError). A file that is missing, has been replaced, or cannot be read is always
-an error.
+Only damage that every rank finds in the same way is replaced: bytes that violate their format or do
+not match a checksum (CorruptFileError). A file that is missing, has been replaced, or cannot be
+read is always an error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from megablend.index.tables.source_entry import SourceEntry
 
 
 def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedBlocks:
-    """Read blocks `ids` int64 [n], with zeros instead of damaged blocks. The numbers of damaged
-    blocks are added to `store.damaged`, with one warning for each.
+    """Read blocks, and return zeros for blocks that are damaged. Add the numbers of damaged blocks
+    to `store.damaged`, and issue one warning for each (`ids`: int64 [n]).
 
     Raises: the same errors as BlockStore.read, except CorruptFileError.
     """
@@ -34,11 +34,13 @@ def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedB
 def find_masked(
     store: BlockStore, rows: Int64s, blocks: Int64s, num_samples: int
 ) -> npt.NDArray[np.bool_]:
-    """Return which samples contain tokens of a damaged block: bool [num_samples].
+    """Return which samples contain tokens of a damaged block.
 
     Args:
-        rows, blocks: int64 [m], for each stretch of the samples, the number of its sample and the
-            number of its block.
+        rows, blocks: int64 [m], for each stretch of tokens of the samples, the number of its sample
+            and the number of its block.
+
+    Returns: bool [num_samples].
     """
     masked = np.zeros(num_samples, np.bool_)
     masked[rows[np.isin(blocks, list(store.damaged))]] = True

@@ -1,12 +1,13 @@
-"""Lengths of documents, counted block by block: the ranks share the ranges of blocks, and store the
-lengths of each range.
+"""Count the lengths of documents, block by block: the ranks share the ranges of blocks, and store
+the document lengths of each range in a file.
 
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see sealed_numbers
 
-The pieces of a document in several blocks are added up. Lengths are kept, so that a build that was
-killed continues from them, and only new files are counted when files are added. Tokens of
-`.bin/.idx` and Arrow files are not read; Parquet pages are, since rows are encoded in their levels.
-When reads wait for a network, several ranges are counted at a time.
+If a document is in several blocks, the lengths of its pieces are added up. The files of lengths are
+kept, so that a build continues from those of an earlier one that was killed, and only new files are
+counted when files are added. Tokens of `.bin/.idx` and Arrow files are not read. Parquet pages are
+read, since the boundaries of documents are encoded in their levels. When reads wait for a network,
+several ranges are counted at a time.
 """
 
 from __future__ import annotations
@@ -34,27 +35,28 @@ from megablend.system.atomic_write import reading, replace_file
 from megablend.system.safe_open import read_regular
 
 STRETCH_BYTES = 256 << 20
-"""Stored bytes of a file's blocks that one rank counts at a time."""
+"""Stored size in bytes of the blocks of a file that one rank counts at a time."""
 LENGTHS_KIND = "lengths"
-"""The cache's kind of the files of lengths."""
+"""The kind under which the cache stores files of document lengths."""
 _BATCH_BLOCKS = 64
 """Number of blocks that are read together."""
 _LONGEST = (1 << 31) - 1
-"""Number of tokens of the longest document that a table can record."""
+"""Maximum number of tokens of a document that a table can record."""
 _SEEN_SECONDS = 10.0
-"""Time until a file that another rank wrote is visible on a network file system."""
+"""Time in seconds until a file that another rank wrote is visible on a network file system."""
 
 
 def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array, int]]:
-    """Count the tokens of the documents that begin in blocks first:end, a batch at a time.
+    """Count the tokens of the documents that begin in blocks [first, end), a batch of blocks at a
+    time.
 
     The first block must begin with a document; tokens of a document beyond `end` are not counted.
 
     Args:
         store: reads an index whose documents were counted.
 
-    Yields: the number of the batch's first document; the number of tokens of each document,
-        int64 [n], without end-of-document tokens; the number of data bytes read.
+    Yields: the number of the batch's first document; the number of tokens of each document, int64
+        [n], without end-of-document tokens; the number of data bytes read.
     Raises: see BlockStore.read.
     """
     while first < end:
@@ -72,8 +74,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
-    """Return the first block in [block, end) that begins with a new document, or `end` if there is
-    none."""
+    """Return the first block in [block, end) that begins with a new document, or `end` if no block
+    does."""
     while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block
@@ -83,20 +85,20 @@ class BlockRange(NamedTuple):
     """Consecutive blocks of one file."""
 
     name: str
-    """Name of the file that stores the lengths of their documents."""
+    """Name of the file that stores the lengths of the range's documents."""
     first_block: int
     stop_block: int
     """The block after the last one."""
     documents: int
-    """Number of documents that begin in these blocks."""
+    """Number of documents that begin in the range."""
     stored_bytes: int
 
 
 def split_into_ranges(
     snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Iterator[BlockRange]:
-    """Split a source's blocks into ranges at the ends of files, and within a file at blocks that
-    begin with a document, about every `stretch_bytes`."""
+    """Split a source's blocks into ranges. A range ends where a file ends, and within a file about
+    every `stretch_bytes`, before a block that begins with a document."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
         file = snapshot.file(number)
@@ -117,7 +119,7 @@ def count_share(
     store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
 ) -> tuple[int, int]:
     """Count the documents of this rank's share of the ranges, except ranges that have already been
-    counted. Returns the numbers of documents counted and of data bytes read."""
+    counted. Return the number of documents counted and the number of data bytes read."""
     cache = store.snapshot.store
     mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
@@ -135,8 +137,8 @@ def count_share(
 
 
 def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
-    """Count the tokens of the documents of a range, and store them on this node. Returns the number
-    of data bytes read."""
+    """Count the tokens of the documents of a range, and store the counts on this node. Return the
+    number of data bytes read."""
     scanned_bytes = 0
     lengths = np.empty(part.documents, np.int32)
     first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
@@ -155,7 +157,7 @@ def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
 
 
 def owners_of(parts: Sequence[BlockRange]) -> set[str]:
-    """Return the owners of the ranges' files of lengths; see CacheStore.fetch_files."""
+    """Return the owners of the files that store the ranges' lengths; see CacheStore.fetch_files."""
     return {part.name.partition("-")[0] for part in parts}
 
 

@@ -1,4 +1,4 @@
-"""Check that extra columns match their source's tokens, as far as the index allows."""
+"""Check that extra columns fit the tokens of their source, as far as the index allows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
-    """Return the extra columns of a source, given its name and theirs.
+    """Return the extra columns of a source, given the source's name and the columns' names.
 
-    Raises: ConfigError if a column's type differs between files, or if it lacks values for tokens
-        or rows of a file.
+    Raises: ConfigError if a column's type differs between files, or if the column lacks values for
+        tokens or rows of a file.
     """
-    # Most of thousands of sources have none, and need no entry
+    # Most sources have no extra columns; with thousands of sources, do not make entries for them
     if not columns:
         return ()
     snapshot = store.snapshot
@@ -53,8 +53,8 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
 def _check_counts(
     store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool
 ) -> None:
-    """Compare the numbers of values of an extra column with those of its source's tokens.
-    Raises: ConfigError."""
+    """Check that an extra column has as many values as its source has tokens, or rows if the column
+    is flat. Raises: ConfigError."""
     snapshot = store.snapshot
     for number, extra_number in zip(tokens.files, extra.files, strict=True):
         file = snapshot.file(number)

@@ -1,9 +1,9 @@
-"""Extra columns: a number for each token of a block.
+"""Extra columns: columns with a number for each token of a source, such as loss weights.
 
-An extra column of a source is indexed with its own blocks. A column of lists has as many numbers in
-each row as there are tokens: the n-th token of a source has the column's n-th number. A flat column
-has one number per row, for all tokens of the row. Either way the numbers of a block of tokens are a
-contiguous range of the column, wherever its blocks begin.
+An extra column has blocks of its own in the index. A column of lists has as many numbers in each
+row as the row has tokens: the n-th token of a source has the column's n-th number. A flat column
+has one number per row, for all tokens of the row. Either way, the numbers for a block of tokens are
+a contiguous range of the column, which may begin and end within the column's blocks.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class ExtraColumn:
 
 
 class _NeededRanges(NamedTuple):
-    """The ranges of a column's numbers that are read for n blocks of tokens, one for each block."""
+    """For each of n blocks of tokens, the range of an extra column's numbers to read."""
 
     starts: Int64s
-    """Position of each range's first number among the column's numbers: int64 [n]."""
+    """Position of each range's first number in the column: int64 [n]."""
     counts: Int64s
     """Length of each range: int64 [n]."""
     has_previous: Bools
-    """Whether the range begins with the number before the block's own: bool [n]. A document may end
-    in a block that has none of its tokens: the number of its last token is then the one before the
-    block's first."""
+    """Whether each range includes the number before those of the block's own tokens: bool [n]. That
+    number is needed if the last token of a document is in the previous block, and its
+    end-of-document token in this one."""
 
 
 def read_extra_columns(
@@ -62,7 +62,7 @@ def read_extra_columns(
     *,
     has_eod: bool,
 ) -> list[tuple[Array, ...]]:
-    """Read the columns' numbers for each token of some blocks of their source.
+    """Read the columns' numbers for each token of blocks of their source.
 
     Args:
         source: the source that the blocks belong to.
@@ -72,9 +72,9 @@ def read_extra_columns(
         has_eod: whether to insert a number for each end-of-document token: the number of the
             document's last token.
 
-    Returns: for each block, one array per column, read-only.
+    Returns: for each block, one read-only array per column.
     Raises: CorruptFileError if rows of the two columns have different numbers of values; the errors
-    of `read`.
+        of `read`.
     """
     flags = snapshot.blocks(ids)["flags"]
     num_pieces = np.array([len(block.offsets) - 1 for block in blocks])
@@ -105,9 +105,12 @@ def list_extra_blocks(
     *,
     has_eod: bool,
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the blocks that `read_extra_columns` will read, according to the index: for each column
-    the numbers of its blocks that are needed, int64 [m], and for each of these blocks the position
-    in `ids` of the block that needs it, int64 [m]."""
+    """Yield, for each extra column, the column's blocks that `read_extra_columns` will read,
+    according to the index.
+
+    Yields: the numbers of the column's blocks, int64 [m]; and for each of them, the position in
+        `ids` of the block of tokens that needs it, int64 [m].
+    """
     blocks = snapshot.blocks(ids)
     flags = blocks["flags"]
     num_pieces = blocks["rows"] + ((flags & STARTS_MID_DOCUMENT) > 0)
@@ -117,7 +120,8 @@ def list_extra_blocks(
         _, firsts, stops = _find_blocks(snapshot, column, needed)
         sizes = stops - firsts
         needed_by = np.repeat(np.arange(len(ids)), sizes)
-        # Block number minus position in the result, for the blocks that each of `ids` needs
+        # For each of `ids`: the number of a column's block that it needs, minus the block's index
+        # in the result
         shifts = stops - np.cumsum(sizes)
         yield np.arange(len(needed_by)) + shifts[needed_by], needed_by
 
@@ -130,14 +134,14 @@ def _locate_blocks(
     num_pieces: Int64s,
     num_tokens: Int64s,
 ) -> TokenBlocks:
-    """Locate blocks of a source among its rows and tokens."""
+    """Return the positions of blocks among the rows and tokens of their source."""
     before = snapshot.running("tokens_before", np.append(ids, source.blocks.start))
     first_rows = find_first_rows(snapshot, source, ids, flags)
     return TokenBlocks(ids, first_rows, before[:-1] - before[-1], num_pieces, num_tokens)
 
 
 def _find_needed(column: ExtraColumn, tokens: TokenBlocks, *, has_eod: bool) -> _NeededRanges:
-    """Find the numbers of a column that blocks of its source need."""
+    """Return the range of a column's numbers that each block of tokens needs."""
     if column.flat:
         has_previous = np.zeros(len(tokens.ids), np.bool_)
         return _NeededRanges(tokens.first_rows, tokens.num_pieces, has_previous)
@@ -150,8 +154,8 @@ def _find_needed(column: ExtraColumn, tokens: TokenBlocks, *, has_eod: bool) -> 
 def _read_ranges(
     snapshot: Snapshot, column: ExtraColumn, read: Read, needed: _NeededRanges
 ) -> tuple[ColumnBlocks, list[Array]]:
-    """Read ranges of a column's numbers. Return the column's blocks that were read, and the numbers
-    of each range."""
+    """Read ranges of a column's numbers. Return the blocks of the column that were read, and an
+    array of numbers for each range."""
     origin, firsts, stops = _find_blocks(snapshot, column, needed)
     bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
     ids = sorted({i for first, stop in bounds for i in range(first, stop)})
@@ -174,9 +178,11 @@ def _read_ranges(
 def _find_blocks(
     snapshot: Snapshot, column: ExtraColumn, needed: _NeededRanges
 ) -> tuple[int, Int64s, Int64s]:
-    """Return the position of a column's first number among all numbers of the index; and for each
-    range of the column's numbers, the first block that contains some of them and the block after
-    the last one, arrays of int64 [n]."""
+    """Find the blocks of a column that contain ranges of its numbers.
+
+    Returns: the position of the column's first number among the values of all blocks of the index;
+        for each range, its first block, int64 [n]; and the block after its last one, int64 [n].
+    """
     span = column.entry.blocks
     origin = int(snapshot.running("tokens_before", [span.start])[0])
     firsts = np.full(len(needed.starts), span.start)
@@ -198,11 +204,12 @@ def _align(
     flat: bool,
     has_eod: bool,
 ) -> Array:
-    """Return a number for each token of a block, with `has_eod` also for end-of-document tokens.
+    """Return a column's number for each token of a block; if `has_eod`, also for each
+    end-of-document token.
 
     Args:
         found: the column's numbers for the block: one per row if the column is flat, otherwise one
-            per token; with `has_previous`, preceded by the number of the token before the block.
+            per token. If `has_previous`, the number of the token before the block comes first.
         flags: the block's flags.
     """
     numbers = np.repeat(found, np.diff(block.offsets)) if flat else found[has_previous:]
@@ -212,7 +219,7 @@ def _align(
             DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0
         ).tokens
         if len(positions) > len(numbers):
-            # An inserted token has the number of the last token before it
+            # An inserted token gets the number of the last token before it
             last_positions = np.maximum.accumulate(positions)
             numbers = np.concatenate([found[:1], numbers])[last_positions]
     numbers.setflags(write=False)

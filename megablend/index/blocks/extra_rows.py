@@ -1,5 +1,5 @@
-"""Compare the rows of an extra column of lists with those of its source's tokens: if they did not
-begin at the same tokens, the column's numbers would belong to other tokens."""
+"""Check that the rows of an extra column of lists begin at the same tokens as the rows of its
+source. If they did not, numbers of the column would be assigned to the wrong tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 
 class TokenBlocks(NamedTuple):
-    """The places of n blocks of tokens among the rows and the tokens of their source."""
+    """The positions of n blocks of tokens among the rows and the tokens of their source."""
 
     ids: Int64s
     """Numbers of the blocks in the index: int64 [n]."""
     first_rows: Int64s
-    """Row of each block's first piece, counted from the source's first row: int64 [n]."""
+    """Row that each block's first piece belongs to, counted from the source's first row: int64
+    [n]."""
     first_tokens: Int64s
     """Position of each block's first token among the source's tokens: int64 [n]."""
     num_pieces: Int64s
@@ -32,12 +33,12 @@ class TokenBlocks(NamedTuple):
 
 
 class ColumnBlocks(NamedTuple):
-    """m blocks of an extra column, ascending."""
+    """m blocks of an extra column, in ascending order."""
 
     ids: Int64s
     """Numbers of the blocks in the index: int64 [m]."""
     starts: Int64s
-    """Position of each block's first number among the column's numbers: int64 [m]."""
+    """Position of each block's first number in the column: int64 [m]."""
     blocks: Sequence[DecodedBlock]
 
 
@@ -49,12 +50,12 @@ def check_rows(
     blocks: Sequence[DecodedBlock],
     found: ColumnBlocks,
 ) -> None:
-    """Check that the first token of each block is in the same row in both columns, and that rows
-    begin at the same positions within the block.
+    """Check that the rows of a source and of an extra column begin at the same tokens, for some
+    blocks of the source.
 
     Args:
-        blocks: the blocks of tokens, decoded.
-        found: the column's blocks with numbers for them.
+        tokens, blocks: positions and content of the blocks of tokens.
+        found: the blocks of the extra column with the numbers for these tokens.
 
     Raises: CorruptFileError.
     """
@@ -85,11 +86,13 @@ def check_rows(
 def find_first_rows(
     snapshot: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]
 ) -> Int64s:
-    """Return the row of each block's first piece, counted from the column's first row: int64 [n].
+    """Return the row that each block's first piece belongs to, counted from the column's first row.
 
     Args:
         ids: int64 [n], the blocks.
-        flags: uint8 [n], their flags.
+        flags: uint8 [n], the blocks' flags.
+
+    Returns: int64 [n].
     """
     counts = snapshot.running("rows_before", np.append(ids, entry.blocks.start))
     rows: Int64s = counts[:-1] - counts[-1]
@@ -97,7 +100,7 @@ def find_first_rows(
 
 
 def _list_row_starts(found: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64s:
-    """Return the positions among a column's numbers at which its rows begin: int64 [rows]."""
+    """Return the positions in a column of the first number of each row: int64 [rows]."""
     row_starts = [np.zeros(0, np.int64)]
     continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
     for start, block, continued in zip(found.starts, found.blocks, continues, strict=True):
@@ -106,12 +109,13 @@ def _list_row_starts(found: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64
 
 
 def _find_piece(block: DecodedBlock, token: int) -> int:
-    """Return the number of the piece, within a block, that contains a token of the block."""
+    """Return the index of the block's piece that contains a token, given by its index in the
+    block."""
     return int(np.searchsorted(block.offsets, token, side="right")) - 1
 
 
 def _find_difference(expected: Int64s, found: Int64s) -> int | None:
-    """Return the index of the first item in which two arrays differ, or None if they are equal."""
+    """Return the index of the first item at which two arrays differ, or None if they are equal."""
     num_common = min(len(expected), len(found))
     different = np.flatnonzero(expected[:num_common] != found[:num_common])
     if len(different):
@@ -122,7 +126,8 @@ def _find_difference(expected: Int64s, found: Int64s) -> int | None:
 def _mismatch(
     snapshot: Snapshot, source: SourceEntry, column: ColumnEntry, block: int, row: int
 ) -> CorruptFileError:
-    """Return the error for a row of a source that begins in a block."""
+    """Return an error for a row with a wrong number of values, which begins in a block of a
+    source."""
     file = int(snapshot.file_of([block])[0])
     first_block = snapshot.file(file).first_block
     row -= int(np.diff(snapshot.running("rows_before", [source.blocks.start, first_block]))[0])

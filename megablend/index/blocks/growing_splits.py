@@ -1,9 +1,10 @@
-"""Splits of sources in several snapshots of a run: documents of an earlier snapshot keep their
-split, and the documents of new files are divided separately.
+"""Splits of sources that grow between the snapshots of a run: documents of an earlier snapshot keep
+their split, and the documents of new files are divided separately.
 
-Files are recognised by their content. The files of a source that came with the same snapshot are a
-*cohort*, whose documents are divided by the shares; so a split of a later snapshot consists of a
-range of documents of each cohort, without the documents of files that no longer exist.
+Files are recognised by their content. The files of a source that were added by the same snapshot
+are a *cohort*. The documents of each cohort are divided by the shares, so a split of a later
+snapshot consists of a range of documents of each cohort. Documents of files that no longer exist
+are left out.
 """
 
 from __future__ import annotations
@@ -34,27 +35,33 @@ Ranges = npt.NDArray[np.void]
 
 @dataclass(frozen=True)
 class SplitRanges:
-    """The splits of a snapshot's sources."""
+    """The splits of all sources of a snapshot."""
 
     numbers: Mapping[str, int]
     """The number of each source, by its name."""
     num_splits: int
     rows: Ranges
-    """The ranges of all splits of the first source, then those of the second, and so on: PART_DTYPE
-    [num_rows]."""
+    """The ranges of all splits of the first source, then those of the second source, and so on:
+    PART_DTYPE [num_rows]."""
     edges: npt.NDArray[np.int64]
     """Position in `rows` of the first range of each split of each source: int64 [num_sources *
     num_splits + 1]."""
 
     def ranges(self, source: int, split: int) -> Ranges:
-        """Return the ranges of documents of a source, by its number, that belong to a split: a view
-        of `rows`."""
+        """Return the ranges of a source's documents that belong to a split, as a view of `rows`.
+        The source is given by its number."""
         number = source * self.num_splits + split
         return self.rows[self.edges[number] : self.edges[number + 1]]
 
     def joined(self, sources: npt.NDArray[np.int64], split: int) -> Ranges:
-        """Return one range for each of `sources` int64 [n], numbers of sources: from the start of
-        its first range in a split to the end of its last one. PART_DTYPE [n]."""
+        """Return one range for each source, from the start of its first range in a split to the end
+        of its last range.
+
+        Args:
+            sources: int64 [n], numbers of the sources.
+
+        Returns: PART_DTYPE [n].
+        """
         splits = sources * self.num_splits + split
         starts = self.edges[splits]
         joined: Ranges = self.rows[starts]
@@ -64,7 +71,7 @@ class SplitRanges:
 
 
 def _merge(ranges: Ranges) -> Ranges:
-    """Return the range from the start of the first range to the end of the last one."""
+    """Join ascending ranges into one, from the start of the first to the end of the last."""
     merged: Ranges = ranges[:1].copy()
     for name in ("stop_block", "keep"):
         merged[name] = ranges[name][-1]
@@ -88,7 +95,7 @@ def find_split_ranges(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
 ) -> list[SplitRanges]:
     """Return the splits of all sources in each snapshot of a run, in order. They are read from the
-    cache if a build stored them, and computed otherwise.
+    cache if a build stored them there, and computed otherwise.
 
     Args:
         stores: the stores of the snapshots, in the run's order.
@@ -113,13 +120,13 @@ def find_split_ranges(
 def _split_later(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool
 ) -> SplitRanges:
-    """Split the sources in the last of several snapshots."""
+    """Return the splits of the sources in the last of several snapshots."""
     last = stores[-1].snapshot
     digests = [each.snapshot.digest for each in stores]
     request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].source_eods]
     stored = ComputedNumbers(last.store.folder, last.digest, request)
     num_counts = len(last.sources) * len(shares)
-    # How many ranges each split has, and then the ranges of all splits
+    # The number of ranges of each split, then the ranges of all splits
     numbers = stored.find(np.dtype(np.int64))
     if numbers is None:
         splits = [
@@ -137,14 +144,14 @@ def _split_later(
 def _find_ranges(
     stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction]
 ) -> Iterator[Ranges]:
-    """Yield the ranges of documents of a source in the last snapshot that belong to each split."""
+    """Yield, for each split, the ranges of a source's documents in the last snapshot."""
     having = [store for store in stores if name in store.snapshot.sources.numbers]
     files, cohort_sizes = _trace_files(having, name)
     store = stores[-1]
     source = store.snapshot.sources.numbers[name]
     edges = _file_edges(store, source)
     for low, high in pairwise(accumulate(shares, initial=Fraction(0))):
-        # First document of the split, and the one after its last, in each cohort
+        # In each cohort, the first document of the split and the document after the last one
         bounds = [(round(low * size), round(high * size)) for size in cohort_sizes]
         documents = _find_documents(files, bounds)
         borders = [
@@ -162,11 +169,12 @@ def _find_ranges(
 def _find_documents(
     files: Sequence[_Documents], bounds: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return the ranges of documents of a split, numbered within the source; the source's files are
-    given in order.
+    """Return the ranges of documents of a split, numbered within the source.
 
     Args:
-        bounds: the first document of the split, and the one after its last, in each cohort.
+        files: the documents of each file of the source, in order.
+        bounds: for each cohort, the first document of the split and the document after the last
+            one.
     """
     documents = list[tuple[int, int]]()
     num_before = 0
@@ -185,8 +193,8 @@ def _find_documents(
 
 
 def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documents], list[int]]:
-    """Return the files of a source in the last of the snapshots, all of which have the source; and
-    the number of documents of each cohort."""
+    """Return the documents of each file that a source has in the last of the snapshots, and the
+    number of documents of each cohort. All snapshots must have the source."""
     files_of_key = dict[str, list[_Documents]]()
     cohort_sizes = list[int]()
     for cohort, store in enumerate(stores):
@@ -194,7 +202,8 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documen
         entry = snapshot.sources[snapshot.sources.numbers[name]]
         files = list[_Documents]()
         num_new = 0
-        # Several files may have the same content: each earlier one is matched once
+        # Several files may have the same content: each file of an earlier snapshot is matched only
+        # once
         unmatched = {key: list(earlier) for key, earlier in files_of_key.items()}
         for key, number in zip(snapshot.files.keys(entry), entry.files, strict=True):
             if unmatched.get(key):
@@ -208,8 +217,8 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documen
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Return each file's first document, by its number in the source, with the place where it
-    begins: the result of `find_document`, found without reading blocks."""
+    """Return where each file of a source begins, without reading blocks: the number of the file's
+    first document in the source -> the result of `find_document` for that document."""
     snapshot = store.snapshot
     entry = snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()

@@ -1,5 +1,5 @@
-"""Readers of an index's files. A file is opened when it is first needed, after a check that it is
-still the file that was indexed."""
+"""Open the files of an index when they are first needed, and check that each is still the file that
+was indexed."""
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ from megablend.storage.ranges import FetchedRanges
 from megablend.system.log import LOG
 
 MAX_READS = 8
-"""Number of times that a range is read before it is considered damaged."""
+"""Number of attempts to read a range before it is considered damaged."""
 MAX_OPENS = 20
-"""Number of times that a file is opened before its description is considered different from the
-index; more than MAX_READS, since opening takes several reads."""
+"""Number of attempts to open a file before its description is considered different from the index;
+more than MAX_READS, since each attempt makes several reads."""
 MIN_OPEN_FILES = 1 << 10
-"""Number of readers that are kept regardless of their size, since opening a file reads its footer.
-(The storage limits the number of descriptors.)"""
+"""Number of readers that are kept regardless of their memory, since opening a file again would read
+its footer again. (The number of open descriptors is limited by the storage.)"""
 MAX_OPEN_FILES = 1 << 14
 """Maximum number of readers that are kept."""
 OPEN_BYTES = 32 << 20
-"""Memory for readers; MIN_OPEN_FILES of them may take more."""
+"""Maximum memory of the readers in bytes; MIN_OPEN_FILES readers are kept even if they take
+more."""
 _READER_BYTES = 2 << 10
-"""Memory of a reader without its tables."""
+"""Memory of a reader in bytes, without its tables."""
 
 
 class Checksums:
-    """The checksums of an index, which may be a JoinedSnapshot. Raises: CacheError if they are
-    damaged."""
+    """The checksums of the blocks of an index, which may be a JoinedSnapshot. Raises: CacheError if
+    they are damaged."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
         self._parts = [(each.num_files, open_checksums(each)) for each in parts]
 
     def find(self, number: int) -> Sums | None:
-        """Return the checksums of a file, by its number, or None if there are none."""
+        """Return the checksums of a file, given by its number, or None if the index has none for
+        it."""
         for num_files, checksums in self._parts:
             if number < num_files:
                 return None if checksums is None else checksums.of_file(number)
@@ -63,13 +65,13 @@ class Checksums:
 
 
 class FetchedCheck:
-    """A check that compares fetched ranges of an indexed file with their checksums, and reads
-    ranges that differ again.
+    """A function that compares fetched ranges of an indexed file with their checksums, and reads a
+    range again if it differs.
 
     Args:
-        paths: the files that belong to it, see `Format.files`.
-        sums: the checksums of their ranges.
-        storage: reads ranges again.
+        paths: the data file and the other files that belong to it; see `Format.files`.
+        sums: the checksums of the files' ranges.
+        storage: the storage that reads ranges again.
     """
 
     def __init__(self, paths: Sequence[str], sums: Sums, storage: Storage) -> None:
@@ -78,8 +80,8 @@ class FetchedCheck:
         self._storage = storage
 
     def __call__(self, fetched: FetchedRanges) -> None:
-        """Check `fetched`, in which ranges that differ are replaced. Raises: CorruptFileError if a
-        range differs each time it is read; the errors of Storage.read."""
+        """Check fetched ranges, and replace those that differ by what is read again. Raises:
+        CorruptFileError if a range differs each time it is read; the errors of Storage.read."""
         path = fetched.ranges.path
         position = self._paths.index(path)
         wrong = list[tuple[int, Bytes]]()
@@ -108,7 +110,8 @@ class FetchedCheck:
             )
 
     def _find_wrong(self, position: int, offset: int, data: Bytes) -> list[tuple[int, Bytes]]:
-        """Return the offset of each range within `data` that differs, and a view of its bytes."""
+        """Return the ranges within `data` that differ from their checksums: the offset and a view
+        of the bytes of each."""
         ranges = find_wrong(self._sums, place_in_sums(position, offset), data)
         return [(offset + start, data[start : start + size]) for start, size in ranges]
 
@@ -131,12 +134,13 @@ class OpenedReader(NamedTuple):
     check: Check | None
     """Compares fetched ranges with checksums; None if there is nothing to compare."""
     retry_storage: Storage | None
-    """Fetches damaged bytes once more, see FileRead; None for files on a local disk."""
+    """The storage that fetches damaged bytes once more, see FileRead; None for files on a local
+    disk."""
 
 
 class OpenFiles:
-    """A cache of readers by file number, which drops the least recently used. It can be shared
-    between threads and used after a fork.
+    """A cache of readers of an index's files, by file number, which drops the least recently used
+    reader. It can be shared between threads and used after a fork.
 
     Args:
         snapshot, roots, storage: as in BlockStore.
@@ -148,20 +152,21 @@ class OpenFiles:
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same_content: dict[int, int] = {}
-        """For each file, by its number: a version newer than the build's that was found to have the
-        same content."""
+        """Versions of files that have changed since the build but have the same content, by file
+        number."""
         self._max_reader_bytes = OPEN_BYTES // MAX_OPEN_FILES
         self._opening = dict[tuple[int, int], threading.Lock]()
-        """Locks by process and file: after a fork, locks of the parent's threads stay locked."""
+        """Locks by process and file. The process is part of the key because locks that the parent's
+        threads hold stay locked after a fork."""
 
     def get(self, file: int) -> OpenedReader:
-        """Return the reader of file `file` of the index. Raises: MissingFileError,
+        """Return the reader of a file, given by its number in the index. Raises: MissingFileError,
         ChangedFileError, CorruptFileError."""
         return self._opened.get(file, partial(self._open_once, file))
 
     def _open_once(self, file: int) -> OpenedReader:
-        """Open a file. Over a network, one of the threads that need it makes the requests, and the
-        others wait."""
+        """Open a file. Over a network, only one of the threads that need the file makes the
+        requests, and the others wait for it."""
         if not find_scheme(self._snapshot.path(file, self._roots)):
             return self._open(file)
         key = os.getpid(), file
@@ -172,8 +177,8 @@ class OpenFiles:
                 self._opening.pop(key, None)
 
     def _open(self, file: int) -> OpenedReader:
-        """Open a file until its description is the one that was indexed: once on a local disk,
-        otherwise up to MAX_OPENS times. Raises: the error of the last attempt."""
+        """Open a file until its description is the one that was indexed: at most once on a local
+        disk, otherwise up to MAX_OPENS times. Raises: the error of the last attempt."""
         entry = self._snapshot.file(file)
         column = self._snapshot.columns[entry.column]
         path = self._snapshot.path(file, self._roots)
@@ -202,7 +207,7 @@ class OpenFiles:
         if sums is not None:
             size += sums.nbytes
             check = FetchedCheck(kind.files(path), sums, self._storage)
-        # Limit the number of readers to what fits if all are as large as the largest so far
+        # Limit the number of readers to what fits if each is as large as the largest so far
         if size > self._max_reader_bytes:
             self._max_reader_bytes = size
             self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
@@ -213,8 +218,8 @@ class OpenFiles:
         return Checksums(self._snapshot)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
-        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; the
-        errors of Storage.read."""
+        """Check that the opened file is the version that was indexed, or has the same content.
+        Raises: ChangedFileError; the errors of Storage.read."""
         paths = self._snapshot.columns[file.column].kind.files(path)
         version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
         seen = int(self._snapshot.seen[number])

@@ -1,10 +1,10 @@
-"""Splits by document: each split of a source is a range of blocks whose first and last blocks are
-clipped at document boundaries.
+"""Divide the documents of sources among splits, such as train and validation. Each split of a
+source is a range of blocks whose first and last blocks are clipped at document boundaries.
 
-The boundaries are those of Megatron: of n documents, a split has documents round(lo * n) to
-round(hi * n) - 1 if the cumulative shares before and after it are `lo` and `hi`. Counting the
-tokens before a boundary document requires decoding its block, so splits are computed once, by the
-build.
+The boundaries are the same as Megatron's: of n documents, a split has documents round(lo * n) to
+round(hi * n) - 1, where `lo` and `hi` are the cumulative shares before and after the split. The
+tokens before a boundary document can be counted only by decoding its block, so splits are computed
+once, by the build.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ PART_DTYPE = np.dtype(
 """A range of a source's documents that belongs to a split."""
 _RANGE = ("first_block", "stop_block", "skip", "keep")
 Border = tuple[int, int]
-"""The place where a document begins: a block, and the number of tokens in it before the
-document."""
+"""The position at which a document begins: the number of its block, and the number of tokens in
+that block before the document."""
 
 
 def parts_of(
     store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False
 ) -> npt.NDArray[np.void]:
     """Return the splits of all sources of an index. They are read from the cache if a build stored
-    them, and computed otherwise.
+    them there, and computed otherwise.
 
     Args:
         keep: whether to store computed splits in the cache.
 
     Returns: PART_DTYPE [num_columns, len(shares)]; rows of extra columns are zeros.
-    Raises: the same errors as `compute_split_ranges`; CacheError if they cannot be written.
+    Raises: the same errors as `compute_split_ranges`; CacheError if the splits cannot be written.
     """
     snapshot = store.snapshot
     request = [VERSION, snapshot.digest, list(map(str, shares)), store.append_eod]
@@ -97,11 +97,11 @@ def cut_documents(
     ranges: Sequence[tuple[int, int]],
     borders: Sequence[tuple[Border, Border]],
 ) -> npt.NDArray[np.void]:
-    """Find the blocks of ranges of a source's documents.
+    """Find the blocks that contain ranges of a source's documents.
 
     Args:
         ranges: the first document of each range, and the document after its last one.
-        borders: the places where these two documents begin.
+        borders: the positions at which these two documents begin.
 
     Returns: PART_DTYPE [n].
     Raises: CacheError if the index is damaged.
@@ -121,7 +121,7 @@ def cut_documents(
         if block == stop and keep == 0:
             parts[i] = (block, stop, 0, 0, last - first, 0, first)
             continue
-        # The next range begins with a block, so this one ends with all of the previous block
+        # The next range starts with a whole block, so this range ends with the whole previous block
         if keep == 0:
             if stop > block:
                 before_last = store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)
@@ -135,7 +135,7 @@ def find_document(
     store: BlockStore, source: int, document: int, read: Callable[[int], DecodedBlock] | None = None
 ) -> Border:
     """Find the block in which a document of a source begins, and the number of tokens in that block
-    before it.
+    before the document.
 
     Args:
         document: number of the document in the source; the total number of documents stands for the
@@ -158,12 +158,12 @@ def find_document(
 
 
 class SplitBlocks(RangedBlocks):
-    """The blocks of a source's split as orders see them: numbered from 0, and clipped at the
+    """The blocks of a split of a source, as orders see them: numbered from 0, and clipped at the
     split's boundaries.
 
     Args:
-        parts: PART_DTYPE [], or [num_ranges] if the split has several ranges of the source's
-            documents, in their order.
+        parts: PART_DTYPE [] for a single range of the source's documents, or [num_ranges] for
+            several ranges, in order.
         has_eod: whether each document with tokens also has an end-of-document token.
     """
 
@@ -185,7 +185,7 @@ class SplitBlocks(RangedBlocks):
         counts = self.snapshot.count_tokens_before(
             np.append(ids, self._firsts), has_eod=self.has_eod
         )
-        # Tokens of the index before the first token of each range
+        # Number of tokens in the index before the first token of each range
         before_ranges = counts[len(blocks) :] + self.parts["skip"]
         in_range = counts[: len(blocks)] - before_ranges[ranges]
         is_first = blocks == self._offsets[ranges]
@@ -202,8 +202,8 @@ class SplitBlocks(RangedBlocks):
         return PartDocuments(open_table(self.snapshot, source), ranges, has_eod=self.has_eod)
 
     def stored_position(self, block: int, token: int) -> int:
-        """Return the position, among the split's stored tokens, of a token of a block of the index;
-        clipped to the split's range."""
+        """Return the position of a token among the split's stored tokens, given its block in the
+        index and its position in that block. The result is clipped to the split's range."""
         local = self.local_blocks(np.array([block]))
         before = int(self.before(local)[0])
         if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:
@@ -211,8 +211,8 @@ class SplitBlocks(RangedBlocks):
         return before + max(0, token - int(self.clips(local)[0]))
 
     def clips(self, blocks: Int64s) -> Int64s:
-        """For each of `blocks` int64 [n], local numbers, return how many of its stored tokens
-        precede its first token of this split: int64 [n]."""
+        """Return, for each block, how many of its stored tokens precede its first token of this
+        split (int64 [n]). Blocks are given by their local numbers (int64 [n])."""
         if not self._is_clipped:
             return np.zeros(len(blocks), np.int64)
         ranges = self._find_ranges(blocks)

@@ -1,5 +1,5 @@
-"""The blocks of a split without withdrawn blocks, which count as empty so that an order arranges
-the other blocks as before."""
+"""The blocks of a split after files were withdrawn. Blocks of withdrawn files count as empty, so
+that an order arranges the other blocks as before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ B = TypeVar("B", bound=Blocks)
 
 
 class RemainingUnits(Generic[B]):
-    """Blocks or documents, some of which are withdrawn.
+    """Blocks or documents some of which are withdrawn, and count as empty.
 
     Args:
         units: all blocks, or all documents.
@@ -33,8 +33,8 @@ class RemainingUnits(Generic[B]):
         self.num_tokens = units.num_tokens - int(self._withdrawn_before[-1])
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return the number of tokens before each of `blocks` int64 [n], without withdrawn tokens:
-        int64 [n]."""
+        """Return the number of tokens before each block, without withdrawn tokens (`blocks` and
+        result: int64 [n])."""
         tokens = self._units.before(blocks)
         # The last withdrawn range that begins at or before each block; -1 if there is none
         ranges = np.searchsorted(self._firsts, blocks, side="right") - 1
@@ -45,8 +45,8 @@ class RemainingUnits(Generic[B]):
         return remaining
 
     def remaining_before(self, token: int) -> int:
-        """Return the number of tokens before token `token`, which is counted over all units,
-        without withdrawn tokens."""
+        """Return how many tokens that are not withdrawn come before a token, which is given by its
+        position among the tokens of all units."""
         last = int(np.searchsorted(self._starts, token, side="right")) - 1
         if last < 0:
             return token
@@ -55,20 +55,21 @@ class RemainingUnits(Generic[B]):
         return token - withdrawn_before - min(in_last_range, token - int(self._starts[last]))
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Return the tokens of each group, int64 [num_groups]: see Blocks.group_totals."""
+        """Return the number of tokens of each group (int64 [num_groups]); see
+        Blocks.group_totals."""
         return count_groups(self.before, self.num_blocks, num_groups, run)
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Do nothing: the rest of an epoch is read once, so storing its totals is not
-        worthwhile."""
+        """Do nothing: the rest of an epoch is read only once, so storing its totals would not pay
+        off."""
 
 
 class RemainingBlocks(RemainingUnits[DocumentBlocks]):
-    """The blocks of a split without those of withdrawn files.
+    """The blocks of a split in which blocks of withdrawn files count as empty.
 
     Args:
-        documents: a function that returns the ranges of withdrawn documents, int64 [n, 2], as
-            numbers in `blocks.documents`.
+        documents: a function that returns the ranges of withdrawn documents, as numbers in
+            `blocks.documents` (int64 [n, 2]).
     """
 
     def __init__(

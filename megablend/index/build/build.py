@@ -1,5 +1,5 @@
-"""Build the index: rank 0 finds the files, each rank indexes a share of them, and rank 0 merges the
-results and commits them.
+"""Build the index: rank 0 finds the files, each rank indexes a share of the files, and rank 0
+merges and commits the results.
 
     rank 0     finds the files                           -> all ranks
     each rank  stats its share of the files
@@ -7,8 +7,8 @@ results and commits them.
     each rank  processes its share of files and parts of large files: reuses the fragment if there is one, else indexes the file
     rank 0     merges the fragments in source and file order, commits -> report to all ranks
 
-A killed build leaves only fragments, many of them in packs, or a completed commit: the next build
-continues from the fragments. An error on any rank terminates all of them.
+A build that is killed leaves only fragments, many of them in packs, or a completed commit; the next
+build continues from the fragments. An error on any rank terminates all ranks.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
 class Prepared(NamedTuple):
-    """The message with which rank 0 starts the work of all ranks."""
+    """The message that rank 0 sends to start the work of all ranks."""
 
     nonce: str
-    """The nonce of the cache's lock."""
+    """The nonce that identifies this build's hold of the cache's lock."""
     columns: Sequence[SourceSpec]
     """The columns to index."""
     work: Sequence[FileTask]
-    """The tasks of the columns' files."""
+    """The tasks for all files of the columns."""
     notes: tuple[str, ...]
-    """The notes so far."""
+    """Warnings so far."""
 
 
 def build_index(
@@ -69,13 +69,14 @@ def build_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
-    """Index all files of the sources and commit a snapshot to the cache. All ranks call it.
+    """Index all files of the sources and commit a snapshot to the cache. All ranks must call this
+    function.
 
     Args:
         cache: the cache's store, or a directory on a file system that all ranks share; created if
             missing.
-        sources: the sources, with unique names; the same on all ranks. A source whose `paths` are
-            given is not searched for files.
+        sources: the sources, with unique names; the same on all ranks. If the `paths` of a source
+            are given, its patterns are not searched.
         storage: finds and reads the files.
         progress: called on rank 0 at intervals.
 
@@ -138,8 +139,8 @@ def _build(
 def _list_files(
     sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
-    """Find the files of the sources on rank 0, and stat a share of them on each rank, since this
-    may be slow on a network. Returns, on rank 0, the sources with their files, and notes."""
+    """Find the files of the sources on rank 0, and stat a share of them on each rank, since a stat
+    may be slow on a network. Rank 0 returns the sources with their files, and warnings."""
     name, count = Counter(each.name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources are named {name!r}: source names must be unique")
@@ -160,8 +161,8 @@ def _list_files(
 
 
 def _share_known_files(launch: Communicator, storage: Storage) -> None:
-    """Exchange between all ranks the versions of files that each rank has requested, so that no two
-    ranks request the same."""
+    """Exchange between all ranks the versions of files that each rank has requested, so that no
+    other rank requests them again."""
     if launch.size > 1:
         for known in launch.allgather(storage.known_files()):
             storage.add_known_files(known)
@@ -186,7 +187,7 @@ def _prepare(
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
 ) -> Prepared:
-    """Hold the cache until `stack` closes, remove leftovers of killed builds, add all packs to
+    """Lock the cache until `stack` closes, remove leftovers of killed builds, add all packs to
     `packed`, and plan the work."""
     _make_folders(store)
     with translate_os_errors(store.folder):
@@ -212,8 +213,8 @@ def _make_folders(store: CacheStore) -> None:
 
 
 def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
-    """Add a pack to `packed`; a damaged one is removed, and its files will be indexed again.
-    Returns the pack's problem, or None."""
+    """Add a pack to `packed`; if it is damaged, remove it, so that its files will be indexed again.
+    Return the problem of the pack, or None."""
     try:
         packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:

@@ -1,4 +1,4 @@
-"""The reports of a build on its progress and its result."""
+"""Reports about the progress and the result of a build."""
 
 from __future__ import annotations
 

@@ -41,10 +41,11 @@ from megablend.system.atomic_write import (
 
 
 class ColumnsTaken:
-    """The columns from which tokens are read, collected while the files of a build are merged.
+    """Collects the column of the data files from which each source's tokens are read, while the
+    files of a build are merged.
 
     Attributes:
-        by_name: the column in the files, if known, by the name of the column to index.
+        by_name: the column in the data files, if known, by the name of the column to index.
     """
 
     def __init__(self) -> None:
@@ -52,10 +53,10 @@ class ColumnsTaken:
         self._first_path: dict[str, str] = {}
 
     def add(self, indexed: SourceSpec, file: SourceFile, column: str | None) -> None:
-        """Record the column of a file. Raises: ConfigError if another file of its source has a
-        different one."""
+        """Record the column from which the tokens of a file are read. Raises: ConfigError if the
+        tokens of another file of the source are in a different column."""
         name = indexed.column_name
-        # The file's format has no columns, or an older version of megablend indexed it
+        # None if the file's format has no columns, or an older version of megablend indexed it
         if column is None:
             return
         first_column = self.by_name.setdefault(name, column)
@@ -86,10 +87,10 @@ def write_snapshot(
     Args:
         columns: all columns to index, in order.
         fragments: indexing result of each file of each column, in order.
-        found_columns: see ColumnsTaken.by_name; it may be filled while `fragments` is consumed.
-            Stored in roots.json.
+        found_columns: see ColumnsTaken.by_name, which is stored in roots.json. The mapping may be
+            filled while `fragments` is consumed.
 
-    Returns: the snapshot's digest, and whether it is new.
+    Returns: the snapshot's digest, and whether the snapshot is new.
     Raises: CacheError if the cache cannot be written; the errors of `fragments`.
     """
     path = snapshots(store.folder) / "generation"
@@ -108,7 +109,7 @@ def write_snapshot(
             "skipped": {column.column_name: column.skipped for column in columns if column.skipped},
         }
         digest = manifest["digest"]
-        # These are not part of the digest: replaced if the snapshot exists already
+        # These files are not part of the digest: they are replaced if the snapshot already exists
         replaced = {
             SEEN: seen_bytes(digest, seen),
             TOKEN_RANGES: pack_ranges(digest, ranges),
@@ -127,8 +128,8 @@ def _collect_ranges(
 
 
 def _is_intact(committed: Path, written: Path) -> bool:
-    """Return whether the snapshot that was committed before has the same content as the one just
-    written, and its tables are undamaged."""
+    """Return whether the snapshot that is already in the cache has the same content as the one just
+    written, and undamaged tables."""
     try:
         manifest = read_snapshot_manifest(committed)
         expected = read_snapshot_manifest(written)
@@ -139,8 +140,8 @@ def _is_intact(committed: Path, written: Path) -> bool:
 
 
 def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
-    """Add checksums of rows, and the versions of files, to snapshots of older versions of
-    megablend, since runs may use any of them. Returns a note for each damaged snapshot.
+    """Add checksums of rows, and the versions of files, to snapshots that an older version of
+    megablend wrote, since runs may use any of them. Return a note for each damaged snapshot.
 
     Args:
         newest: digest of the snapshot that was just built.
@@ -164,14 +165,15 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
 
 
 def _file_versions(older: Snapshot, built: Snapshot) -> Numbers:
-    """Return the versions of the files of an older snapshot, as this build found them, uint64
-    [num_files], or 0 for files that have changed or were not found by this build."""
+    """Return the versions, as this build found them, of the files of an older snapshot; 0 for files
+    that have changed or were not found by this build (uint64 [num_files])."""
     versions = dict(zip(_identities(built), built.seen.tolist(), strict=True))
     return np.array([versions.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
 def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Return the root, name and content of each file: equal for the same file in two snapshots."""
+    """Return the root, name and content of each file. A file that is in two snapshots has equal
+    tuples."""
     roots = [snapshot.columns[column].root for column in snapshot.files.columns.tolist()]
     rows = zip(roots, snapshot.file_names(), snapshot.files.contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]
@@ -188,7 +190,8 @@ def commit_build(
     *,
     start: float,
 ) -> BuildReport:
-    """Merge the results of all files into a snapshot, commit it and report.
+    """Merge the results of all files into a snapshot, commit the snapshot, and return the report of
+    the build.
 
     Args:
         results: the result of each item, by the item's number.
@@ -237,8 +240,8 @@ def _load_fragments(
     taken: ColumnsTaken,
     unused_bytes: list[str],
 ) -> Iterator[Fragment]:
-    """Yield the indexing result of each file, in order. Fills `taken`, and adds warnings about
-    unused bytes of files to `unused_bytes`."""
+    """Yield the indexing result of each file, in order. Fill `taken` meanwhile, and add warnings
+    about unused bytes of files to `unused_bytes`."""
     for task in work:
         name = task.fragment
         column = task.column

@@ -1,5 +1,5 @@
-"""Estimate the requests and bytes that indexing files of an object store will take, by indexing all
-or some of them without reading data."""
+"""Estimate the number of requests and bytes that indexing the files of an object store will take.
+All files, or a sample of them, are indexed on trial, up to the point where data would be read."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.transfer import RequestCount, extrapolate
 
 _FIRST_SAMPLE = 512
-"""Number of files that are tried first; in a smaller source, all files are tried."""
+"""Number of files in the first sample; in a smaller source, all files are tried."""
 _MAX_RATIO = 1.5
-"""More files are tried while the upper bound divided by the lower bound is larger than this."""
+"""More files are tried while the upper bound is larger than _MAX_RATIO times the lower bound."""
 _LARGE_SHARE = 256
-"""All files that have more than 1 / _LARGE_SHARE of the bytes are tried."""
+"""Every file that has more than 1 / _LARGE_SHARE of all bytes is tried."""
 
 
 def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCount, RequestCount]:
-    """Estimate the requests and bytes that indexing the files of a source takes: a lower and an
-    upper bound, which are 0 for files on a local disk.
+    """Estimate the requests and bytes that indexing the files of a source takes.
 
+    Returns: a lower and an upper bound, which are 0 for files on a local disk.
     Raises: the errors of a build of the files that are tried.
     """
     columns = list_columns([source])
@@ -44,7 +44,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
     num_tried = _FIRST_SAMPLE
     while True:
         num_tried = min(num_tried, num_small)
-        # Evenly spaced among the small files, by size; and all large ones
+        # All large files; and of the small ones, a sample that is evenly spaced by size
         tried = (np.arange(num_tried) + 0.5) * num_small // max(1, num_tried)
         numbers = [*tried.astype(np.int64).tolist(), *range(num_small, len(work))]
         missing = [number for number in numbers if number not in counted]
@@ -62,7 +62,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
 
 
 def _count_large(sizes: Sequence[int]) -> int:
-    """Count the files that have a large share of all bytes; `sizes` are in ascending order."""
+    """Count the files that have a large share of all bytes (`sizes` in ascending order)."""
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
 
 

@@ -1,4 +1,4 @@
-"""Parts of a large file: their number and spans, and how their indexes are joined.
+"""Divide a large file into parts that are indexed separately, and join the indexes of the parts.
 
 A part consists of the chunks that begin in an equal share of the file's bytes. The number of parts
 depends only on the size of the file, so the next build can reuse the parts of one that was killed,
@@ -16,27 +16,30 @@ from megablend.formats.base import FileIndex
 from megablend.formats.blocks import join_token_ranges
 
 PART_BYTES = 512 << 20
-"""Minimum size of a part in bytes; it is not small, since each part has to read the footer."""
+"""Minimum size of a part in bytes. It is large, since indexing a part includes reading the
+footer."""
 MAX_PARTS = 256
 
 
 def num_parts(size: int) -> int:
-    """Return the number of parts for indexing a file of `size` bytes in a format with parts."""
+    """Return the number of parts in which to index a file of `size` bytes, if its format can be
+    divided."""
     return min(MAX_PARTS, max(1, size // PART_BYTES))
 
 
 def part_span(size: int, part: int, count: int) -> tuple[int, int]:
-    """Return the bytes [start, stop) of part number `part` of `count` parts."""
+    """Return the range of bytes [start, stop) of one of `count` parts of a file."""
     return size * part // count, size * (part + 1) // count
 
 
 def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """Join the indexes of all parts of a file, which have the same structure, into the index of the
-    file: its chunks are in the order of row groups."""
+    """Join the indexes of all parts of a file into the index of the file, whose chunks are in the
+    order of row groups. The parts must have the same structure."""
     chunks = np.concatenate([part.chunks for part in parts])
     first_chunks = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
     blocks = np.concatenate([part.blocks for part in parts])
-    # The chunk of each block: first its number among `chunks`, then its number in the joined index
+    # The chunk of each block, first by its number among `chunks`, then by its number in the joined
+    # index
     unsorted_chunk = np.concatenate(
         [part.blocks["chunk"] + first for part, first in zip(parts, first_chunks, strict=True)]
     )

@@ -1,5 +1,5 @@
-"""The work of a build for each file: reuse its fragment; or index the file, as a whole or in parts,
-and store a fragment.
+"""The work of a build for each file: reuse the fragment of the file; or index the file, as a whole
+or in parts, and store a fragment.
 
 Large files are indexed in parts (`file_parts`), so that several ranks can index one file together,
 and progress is reported meanwhile.
@@ -34,11 +34,12 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
 
 _FILE_COST = 1 << 20
-"""Cost of opening a file, in bytes that are read in the same time."""
+"""Cost of opening a file, as the number of bytes that can be read in the same time."""
 _WHOLE_BYTES = 512 << 10
 """Over a network, a file of up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
-"""Cost of reading a fragment, in bytes of a file that are read in the same time."""
+"""Cost of reading a fragment, as the number of bytes of a data file that can be read in the same
+time."""
 _CHANGED = f"changed while it was being indexed, {NOT_ONE_FILE}"
 
 
@@ -68,13 +69,13 @@ class TaskPart:
     """A unit of work of one rank: a file, or a part of a large one."""
 
     number: int
-    """Index of the file's task."""
+    """Index of the file's task in the list of all tasks."""
     part: int
     """Number of the part; 0 for a whole file."""
     size: int
     """Bytes of the file, or of the part."""
     cost: int
-    """Estimated work, in bytes read."""
+    """Estimated cost of the work, as the number of bytes that can be read in the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +83,11 @@ class TaskResult:
     """The result of one unit of work."""
 
     read: bool
-    """Whether this build indexed it; if not, a fragment was reused."""
+    """Whether this build indexed the file or part; False if a fragment was reused."""
     scanned_bytes: int
     """Bytes of the file's body that had to be read for counting."""
     note: str | None
-    """A non-fatal problem of the existing fragment, or of the file."""
+    """A non-fatal problem of the existing fragment, or of the file; None if there is none."""
 
 
 def plan_work(
@@ -96,7 +97,7 @@ def plan_work(
 
     Args:
         singles: names of the single fragments in the cache.
-        packed: the contents of its packs.
+        packed: the fragments in the packs of the cache.
     """
     packed = packed or Packed()
     single_names = dict[str, str]()
@@ -108,7 +109,7 @@ def plan_work(
             known_places.add(place)
     work = []
     for column in columns:
-        # The documents of a flat column can be found only in the whole file
+        # The document boundaries of a flat column can be found only by reading the whole file
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
             # A fragment that counts documents also serves a column that does not request it
@@ -155,11 +156,11 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 def ensure_fragment(
     work: FileTask, part: int, store: CacheStore, packs: PackWriter, storage: Storage
 ) -> TaskResult:
-    """Ensure that the result of indexing a file, or a part of it, is stored. The result of a whole
-    file is added to `packs`; that of a part is an undamaged fragment in the cache.
+    """Make sure that the result of indexing a file, or a part of it, is stored: the result of a
+    whole file in `packs`, that of a part as an undamaged fragment in the cache.
 
-    Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during
-        indexing; CacheError.
+    Raises: DataError, ConfigError from the file's format; ChangedFileError if the file changes
+        during indexing; CacheError.
     """
     name = _fragment_name(work, part)
     note = None
@@ -187,8 +188,8 @@ def ensure_fragment(
 
 
 def index_part(work: FileTask, part: int, storage: Storage) -> Fragment:
-    """Index a file, or a part of it, after checking that the content of a new file agrees with the
-    way in which it is read. Raises: see `ensure_fragment`."""
+    """Index a file, or a part of it. If the file is new, first check that its content agrees with
+    the options with which it is read. Raises: see `ensure_fragment`."""
     column = work.column
     if part == 0 and not _is_known(work):
         problem = _describe_contradiction(work, storage)
@@ -226,8 +227,8 @@ def _check_unchanged(work: FileTask, storage: Storage) -> None:
 
 
 def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[str]:
-    """Return warnings about files that runs may already read and whose content does not agree with
-    the way in which they are read. Raises: see Storage.read."""
+    """Return warnings about files whose content does not agree with the options with which they are
+    read, but which existing runs may read. Raises: see Storage.read."""
     known = [task for task in work if _is_known(task)]
     threads = storage.limits(known[0].file.path).max_files if known else 1
     problems = parallel_map(lambda task: _describe_contradiction(task, storage), known, threads)
@@ -235,8 +236,8 @@ def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[
 
 
 def _is_known(work: FileTask) -> bool:
-    """Return whether a run may already read the file: the cache has an index of some version of the
-    file, or an index that contains the file is being repaired."""
+    """Return whether an existing run may read the file: the cache has an index of some version of
+    the file, or an index that contains the file is being repaired."""
     return work.known or work.changed or not work.column.patterns
 
 
@@ -247,10 +248,11 @@ def _describe_contradiction(work: FileTask, storage: Storage) -> str | None:
 
 
 def join_parts(work: FileTask, store: CacheStore) -> None:
-    """Make the fragment of a file from the fragments of its parts, and remove the latter.
+    """Join the fragments of a file's parts into the fragment of the file, and remove those of the
+    parts.
 
     Raises: ChangedFileError if the parts belong to different versions of the file; the errors of
-    `await_fragment`; CacheError.
+        `await_fragment`; CacheError.
     """
     names = [_fragment_name(work, part) for part in range(work.num_parts)]
     parts = [await_fragment(store, name) for name in names]
@@ -265,13 +267,13 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
 
 
 def await_fragment(store: CacheStore, name: str) -> Fragment:
-    """Read a fragment that another rank has written.
-    Raises: CacheError if it does not appear, or is damaged."""
+    """Wait for a fragment that another rank has written, and read it. Raises: CacheError if it does
+    not appear, or is damaged."""
     return read_fragment(store.fetch_file("fragments", name, is_written=True))
 
 
 def await_pack(store: CacheStore, name: str) -> Pack:
-    """Open a pack that another rank has written. Raises: see `await_fragment`."""
+    """Wait for a pack that another rank has written, and open it. Raises: see `await_fragment`."""
     return Pack(store.fetch_file("packs", name, is_written=True))
 
 

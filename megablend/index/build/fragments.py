@@ -1,8 +1,8 @@
 """A fragment: the result of indexing one file, stored so that an unchanged file is not read again.
 
-The name of a fragment consists of `place`, which identifies the file (source, name), and `answer`,
-which identifies the request: the version of the file (size, etag), the column, the options. Only
-the answer decides whether a fragment can be reused: files keep their fragments when a source is
+The name of a fragment consists of two parts. `place` identifies the file (source, name). `answer`
+identifies what was requested: the version of the file (size, etag), the column, the options. Only
+`answer` decides whether a fragment can be reused, so files keep their fragments when a source is
 renamed, when its folder moves, and when files in other folders are added to it.
 
 Format: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the
@@ -60,7 +60,7 @@ class Fragment:
     token_dtype: str
     structure: str
     body: str
-    """Hex digest of sampled ranges of the file's body."""
+    """Digest of sampled ranges of the file's body, as a hex string."""
     meta: str
     """FileIndex.meta as JSON text, which is stored in the index unchanged."""
     column: str | None
@@ -74,13 +74,13 @@ class Fragment:
 
     @classmethod
     def of(cls, index: FileIndex, body: str) -> Fragment:
-        """Make the fragment of a file from the index that its format made, and the digest of its
-        body."""
+        """Make the fragment of a file from the result of its format's indexing, and the digest of
+        its body."""
         fields = {name: getattr(index, name) for name in _INDEXED}
         return cls(**fields, body=body, meta=_dump(index.meta))
 
     def make_index(self) -> FileIndex:
-        """Return the index that the format made."""
+        """Return the result of the format's indexing from which the fragment was made."""
         fields = {name: getattr(self, name) for name in _INDEXED}
         return FileIndex(**fields, meta=parse_json(self.meta))
 
@@ -94,8 +94,8 @@ PLAIN_FIELDS = ("rows", "tokens", "token_dtype", "structure", "body")
 
 
 def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
-    """Return the name of a file's fragment, `place-answer`; `documents` says whether it counts
-    documents."""
+    """Return the name of a file's fragment, `place-answer`. `documents` says whether the fragment
+    counts documents."""
     place = hex_digest(json.dumps([column.column_name, file.name]), 8)
     return f"{place}-{fragment_answer(column, file, documents=documents)}"
 
@@ -107,8 +107,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
-    """Return the `answer` in the name of a file's fragment, which decides whether it can be
-    reused."""
+    """Return `answer`, the part of the name of a file's fragment that decides whether the fragment
+    can be reused."""
     read = dataclasses.replace(column.read, count_documents=documents)
     return hex_digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]))
 
@@ -119,13 +119,13 @@ def is_part(name: str) -> bool:
 
 
 def part_name(name: str, part: int, count: int) -> str:
-    """Return the name of the fragment of one part of a file, which exists until all `count` parts
+    """Return the name of the fragment of one part of a file. It exists only until all `count` parts
     are joined into the fragment called `name`."""
     return f"{name}{_PART}{part}-{count}"
 
 
 def write_fragment(path: Path, fragment: Fragment) -> None:
-    """Store a fragment atomically. Raises: CacheError if that fails."""
+    """Store a fragment atomically. Raises: CacheError if it cannot be written."""
     names = (*PLAIN_FIELDS, "scanned_bytes", "column", "token_range")
     header = {name: getattr(fragment, name) for name in names}
     header |= {
@@ -142,7 +142,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
 
 
 def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
-    """Store a fragment in a cache. Raises: CacheError if that fails."""
+    """Store a fragment in a cache. Raises: CacheError if it cannot be written."""
     write_fragment(store.folder / "fragments" / name, fragment)
     store.publish_file("fragments", name)
 
@@ -189,10 +189,10 @@ def read_fragment(path: Path) -> Fragment:
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:
-    """Read the digests of the structure and the body of the file that a fragment describes, which
-    identify the file's content; return None if the fragment is damaged.
+    """Return the digests of the structure and of the body of the file that a fragment describes,
+    which together identify the content of the file; None if the fragment is damaged.
 
-    Raises: FileNotFoundError; CacheError if it cannot be read.
+    Raises: FileNotFoundError; CacheError if the fragment cannot be read.
     """
     try:
         with _translate_os_errors(path), open_regular(path) as file:
@@ -209,8 +209,8 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Raise CacheError instead of an OSError; for a fragment that does not exist, raise
-    FileNotFoundError."""
+    """Raise CacheError in place of an OSError, except FileNotFoundError for a fragment that does
+    not exist."""
     try:
         yield
     except FileNotFoundError:
@@ -221,13 +221,13 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
 
 
 def _dump(content: dict[str, Any]) -> str:
-    """Return the canonical JSON of some content: equal contents have the same JSON."""
+    """Serialize content to canonical JSON: equal contents have the same JSON text."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
 def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the range of tokens in a fragment's header, or None if an older version wrote none or
-    the range is not valid."""
+    """Return the range of tokens in a fragment's header, or None if the range is missing, since an
+    older version wrote none, or invalid."""
     match header.get("token_range"):
         case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
             return low, high

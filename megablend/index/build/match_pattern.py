@@ -1,4 +1,4 @@
-"""Find the files of a pattern, and advise on a better pattern if it matches none."""
+"""Find the files that match a pattern; if there are none, suggest a better pattern."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from megablend.storage.find import Found
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 """File name endings of MosaicML MDS shards."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
-"""Matches the number of one of several files in the form that Hugging Face writes."""
+"""Matches the part of a file name that numbers a shard, as Hugging Face writes it."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
-"""File name endings of settings, which are not data."""
+"""File name endings of files with settings, which are not data."""
 
 
 def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
-    """Find the files of a pattern. Raises: ConfigError if it matches none."""
+    """Find the files that match a pattern. Raises: ConfigError if there are none."""
     found = storage.find(pattern)
     if found.files or found.unreadable:
         return found
-    # Not before: an installed package whose format cannot be loaded concerns nobody who has files
+    # Formats are listed only now: an installed format that fails to load must not matter when files
+    # are found
     suffixes = list_suffixes()
     if any(find_suffix(each, suffixes) for each in found.folders):
         return found
@@ -63,8 +64,8 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
 
 
 def advise_on_folder(folder: str, storage: Storage) -> str:
-    """Return advice on the pattern to use for a folder: the pattern of the most common supported
-    format."""
+    """Return advice on which pattern to use for a folder: the pattern for the most common of the
+    supported formats in it."""
     suffixes = list_suffixes()
     for pattern in ("*", "**/*"):
         below = location.join(location.escape_wildcards(folder), pattern)
@@ -99,7 +100,7 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
                 "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
                 "and use these"
             )
-    # Only if no folder below has data, since datasets are accompanied by .json files
+    # Only if no subfolder has data, since datasets are accompanied by .json files
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
         return (
             "it contains text, not tokens: set `text` to the key that holds the text, and set a `tokenizer` "
@@ -119,8 +120,8 @@ def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Seque
 
 
 def _possible_data(spec: SourceSpec, paths: Iterable[str], suffixes: Collection[str]) -> list[str]:
-    """Return the files that may be data according to their names: those with a known ending; or all
-    but settings if the source has a format."""
+    """Return the files whose names suggest that they are data: those with a known ending; if the
+    source has a format, all except settings."""
     if spec.read.format is None:
         return [path for path in paths if find_suffix(path.lower(), suffixes)]
     return [path for path in paths if not path.lower().endswith(_SETTINGS_ENDINGS)]

@@ -5,10 +5,11 @@ flushes about ten files.
                              chunk tables, their block tables, a blake2b digest (16 bytes) of
                              everything before
 
-A build writes packs at intervals, so that little work is lost if it is killed. Entries are looked
-up by the `answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its
-files are read again. Small numbers of files, parts of large files, and results of megablend 0.1.0
-are stored as single fragments (see fragments.py); a build moves many of these into a pack.
+A build writes packs at intervals, so that little work is lost if it is killed. An entry is looked
+up by `answer`, a part of the name of its fragment (see fragments.py). If the digest is wrong, the
+pack is ignored and its files are indexed again. If there are only a few results, they are stored as
+single fragments; so are results for parts of large files, and those of megablend 0.1.0. A build
+moves single fragments into a pack if there are many.
 """
 
 from __future__ import annotations
@@ -56,24 +57,24 @@ ENTRIES = pa.schema(
         ("token_max", pa.int64()),
     ]
 )
-"""An entry of a pack, one for each file; see Fragment."""
+"""The columns of a pack's entries. A pack has an entry for each file; see Fragment."""
 
 
 PACK_MIN_FILES = 32
-"""Results of fewer files are written as single fragments, not as a pack."""
+"""Minimum number of results in a pack; fewer are written as single fragments."""
 PACK_FILES = 1 << 14
 PACK_BYTES = 16 << 20
 PACK_SECONDS = 10.0
-"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its
-first file."""
+"""A pack is written when it has PACK_FILES files, when it has PACK_BYTES bytes of tables, or
+PACK_SECONDS after its first file."""
 
 
 _FIELDS = (*PLAIN_FIELDS, "meta", "column")
-"""The attributes of a Fragment that have their own column."""
+"""The attributes of a Fragment that are stored as columns of the entries."""
 
 
 class Pack:
-    """An opened pack, verified against its digest and memory-mapped.
+    """An opened pack, which was verified against its digest and is memory-mapped.
 
     Raises: CacheError if it is damaged or, with a cause, if it cannot be read.
     """
@@ -103,16 +104,18 @@ class Pack:
         )
 
     def names(self, part: str) -> list[str]:
-        """Return a part, `place` or `answer`, of the names of all its fragments, in order."""
+        """Return one part, `place` or `answer`, of the names of all fragments in the pack, in
+        order."""
         names: list[str] = self._entries.column(part).to_pylist()
         return names
 
     def contents(self) -> list[tuple[str, str]]:
-        """Return the digests that identify each file's content: of its structure and its body."""
+        """Return two digests for each file, of its structure and of its body, which together
+        identify its content."""
         return list(zip(self._columns["structure"], self._columns["body"], strict=True))
 
     def fragment(self, number: int) -> Fragment:
-        """Return the fragment of one of the files, by its number."""
+        """Return the fragment of a file, given by its number in the pack."""
         columns = self._columns
         first_chunk, stop_chunk = self._first_chunk[number : number + 2]
         first_block, stop_block = self._first_block[number : number + 2]
@@ -142,16 +145,17 @@ class Pack:
 
 
 class Packed:
-    """The fragments in all packs, by the answers in their names."""
+    """The fragments in all packs of a cache, by the `answer` in their names."""
 
     def __init__(self) -> None:
         self.places: set[str] = set()
-        """The places in the fragments' names."""
+        """The `place` of each fragment's name."""
         self._by_answer: dict[str, tuple[Pack, int, str]] = {}
-        """For each answer: the pack that has the fragment, its number in the pack, and its name."""
+        """For each `answer`: the pack that contains the fragment, the fragment's number in the
+        pack, and its name."""
 
     def add(self, pack: Pack) -> None:
-        """Add a pack."""
+        """Add the fragments of a pack."""
         names = zip(pack.names("place"), pack.names("answer"), strict=True)
         for number, (place, answer) in enumerate(names):
             self.places.add(place)
@@ -161,19 +165,19 @@ class Packed:
         return answer in self._by_answer
 
     def fragment(self, answer: str) -> Fragment:
-        """Return a fragment. Raises: KeyError."""
+        """Return the fragment with this `answer`. Raises: KeyError."""
         pack, number, _ = self._by_answer[answer]
         return pack.fragment(number)
 
     def name(self, answer: str) -> str:
-        """Return the name of a fragment. Raises: KeyError."""
+        """Return the name of the fragment with this `answer`. Raises: KeyError."""
         _, _, name = self._by_answer[answer]
         return name
 
 
 class PackWriter:
-    """A writer that stores indexing results: those of many files in one pack, those of fewer than
-    PACK_MIN_FILES as single fragments. Thread-safe.
+    """Writes indexing results to a cache: many results to one pack, fewer than PACK_MIN_FILES to
+    single fragments. Thread-safe.
 
     Args:
         store: the cache's store.
@@ -191,10 +195,10 @@ class PackWriter:
         """`time.monotonic()` when the first pending result was added."""
 
     def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
-        """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.
+        """Add the indexing result of a file, and write a pack if it is time to. Raises: CacheError.
 
         Args:
-            is_single: whether a single fragment of the file exists already.
+            is_single: whether the cache already has a single fragment of the file.
         """
         with self._lock:
             if not self._pending:
@@ -207,7 +211,7 @@ class PackWriter:
                 self._flush()
 
     def flush(self) -> None:
-        """Write everything that has not been written yet. Raises: CacheError."""
+        """Write all results that have not been written yet. Raises: CacheError."""
         with self._lock:
             self._flush()
 
@@ -227,7 +231,7 @@ class PackWriter:
 
 
 def _pack(fragments: Sequence[tuple[str, Fragment]]) -> bytes:
-    """Return the stored form of a pack of named fragments."""
+    """Serialize named fragments to a pack."""
     entries = [
         {
             "place": split_name(name)[0],

@@ -28,8 +28,8 @@ from megablend.system.log import LOG
 _POST_SECONDS = 0.2
 """Time between two messages to the other ranks about this rank's progress."""
 _TIMES_IN_TURN = 8
-"""Factor by which more files are indexed at a time over a network if their format makes the
-requests for a file one after another."""
+"""If a format makes the requests for a file one after another, this many times more files are
+indexed at a time over a network."""
 
 
 def index_share(
@@ -40,10 +40,10 @@ def index_share(
     storage: Storage,
     progress: Callable[[Progress], None],
 ) -> tuple[dict[int, TaskResult], list[str]]:
-    """Index this rank's share of the files, and wait for the other ranks.
+    """Index this rank's share of the files and parts of files, and wait for the other ranks.
 
-    Returns: the result of each of this rank's items, by number; and the names of the packs that
-        this rank wrote.
+    Returns: the results of this rank's items, by the number of the item; and the names of the packs
+        that this rank wrote.
     """
     tally = _Tally(work, items)
 
@@ -88,8 +88,8 @@ def _index_items(
     writer: PackWriter,
     storage: Storage,
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Index the items with the `assigned` numbers; over a network many at a time. Yields the number
-    and the result of each as soon as it is done."""
+    """Index the items with the `assigned` numbers, over a network many at a time. Yield the number
+    and the result of each item as soon as it is done."""
     tasks = (work[items[i].number] for i in assigned)
     columns = {task.column.column_name: task.column for task in tasks}
     num_threads = max((max_files(column, storage) for column in columns.values()), default=1)
@@ -104,7 +104,7 @@ def _index_items(
             return ensure_fragment(task, item.part, store, writer, prefetched)
         except (CorruptFileError, UnsupportedFileError) as error:
             LOG.warning("%s: reading it again, since it may have been damaged in transit", error)
-        # The storage of `for_reading` has none of the bytes that have been read
+        # The storage that `for_reading` returns does not keep bytes that were read before
         fresh = PrefetchedStorage(storage.for_reading(), reads)
         return ensure_fragment(task, item.part, store, writer, fresh)
 
@@ -112,7 +112,7 @@ def _index_items(
 
 
 def max_files(column: SourceSpec, storage: Storage) -> int:
-    """Return how many files of a column a process indexes at a time."""
+    """Return the number of files of a column that a process indexes at a time."""
     if not column.files:
         return 1
     num_files = storage.limits(column.files[0].path).max_files
@@ -122,7 +122,7 @@ def max_files(column: SourceSpec, storage: Storage) -> int:
 
 
 class _Tally:
-    """A count of completed work over all ranks."""
+    """Counts the completed work of all ranks."""
 
     def __init__(self, work: Sequence[FileTask], items: Sequence[TaskPart]) -> None:
         self._items = items
@@ -132,7 +132,7 @@ class _Tally:
         self._num_bytes = sum(task.file.size for task in work)
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Count completed items, each once."""
+        """Count completed items, given by number. An item must be added only once."""
         for number in numbers:
             item = self._items[number]
             self._parts_left[item.number] -= 1

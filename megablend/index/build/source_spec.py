@@ -1,4 +1,4 @@
-"""A source while it is indexed: what is requested, which files were found, and which columns to
+"""A source during indexing: what the config requests, which files were found, and which columns to
 index."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
 
 SEPARATOR = "//"
-"""Separates the names of the source and of an extra column in the column's full name; source names
-contain no slash."""
+"""Separates the source's name and the column's name in the full name of an extra column. Source
+names contain no slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,42 +29,43 @@ class SourceFile:
     """The file's name, relative to the source's root."""
     path: str
     size: int
-    """Bytes of the data file."""
+    """Size of the data file in bytes."""
     etag: str
-    """A text that identifies the version of the file: it differs whenever a file that belongs to
-    `path` may have changed."""
+    """A text that identifies the version of the file. It differs whenever the data file, or another
+    file that belongs to it, may have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """A source, or one of its extra columns, while it is indexed: what is requested, and the files
-    once they are found."""
+    """A source, or one of its extra columns, during indexing: what the config requests, and the
+    files once they have been found."""
 
     name: str
     patterns: tuple[str, ...]
     """Absolute paths, globs, or Megatron prefixes; empty if the files are known from an index."""
     read: ReadSpec
-    """The way in which the tokens, or the numbers of the extra column, are read; its format is None
-    until `find_source` has determined it."""
+    """How the tokens, or the numbers of the extra column, are read. The format is None until
+    `find_source` has determined it."""
     extra_columns: tuple[str, ...] = ()
-    """Columns of numbers that accompany the tokens."""
+    """Names of the extra columns, which have a number for each token."""
     skip_unreadable: bool | None = None
-    """Whether to leave out folders that cannot be listed, dangling links, pipes, sockets, devices
-    and files without read permission, and report them; None if the caller has no such setting."""
+    """Whether to leave out paths that cannot be read, and report them: folders that cannot be
+    listed, dangling links, pipes, sockets, devices, and files without read permission. None if the
+    caller has no such setting."""
     place: str = ""
     """The source's place in the config (`demo.yaml:12: sources[1]`), for messages."""
     root: str = ""
-    """Folder that file names are relative to."""
+    """The folder to which the names of the files are relative."""
     paths: tuple[str, ...] = ()
-    """Paths of its files, sorted; empty until they are found."""
+    """Paths of the source's files, sorted; empty until they are found."""
     files: tuple[SourceFile, ...] = ()
-    """Its files, sorted by name; empty until `with_files`."""
+    """The source's files, sorted by name; empty until `with_files`."""
     skipped: tuple[str, ...] = ()
     """Paths that are left out because they cannot be read, each with the reason."""
     note: str | None = None
     """A note about files that were found under several names, if any."""
     is_extra: bool = False
-    """Whether it stands for an extra column of the source; see `list_columns`."""
+    """Whether this object stands for an extra column of the source; see `list_columns`."""
 
     @property
     def column_name(self) -> str:
@@ -79,12 +80,13 @@ class SourceSpec:
 
     @property
     def kind(self) -> Format:
-        """The format of its files. Raises: see `get_format`."""
+        """The format of the source's files. Raises: see `get_format`."""
         assert self.read.format is not None
         return get_format(self.read.format)
 
     def stat(self, path: str, storage: Storage) -> SourceFile:
-        """Stat one of the files. Raises: MissingFileError, ConfigError."""
+        """Return the size and version of one of the source's files. Raises: MissingFileError,
+        ConfigError."""
         try:
             return stat_file(self.kind.files(path), self.root, storage)
         except MissingFileError as error:
@@ -94,13 +96,14 @@ class SourceSpec:
             raise
 
     def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
-        """Stat some of the files, many at a time if they are read over a network. Raises: see
-        `stat`."""
+        """Return the sizes and versions of files of the source. Over a network, many files are
+        requested at a time. Raises: see `stat`."""
         threads = storage.limits(paths[0]).max_files if paths else 1
         return parallel_map(lambda path: self.stat(path, storage), paths, threads)
 
     def with_files(self, files: Iterable[SourceFile]) -> SourceSpec:
-        """Return the source with its files: the results of `stat` for all paths, in any order."""
+        """Return the source with its files. `files` are the results of `stat` for all paths, in any
+        order."""
         by_name = {file.name: file for file in files}
         return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
 
@@ -119,8 +122,8 @@ def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
 
 
 def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
-    """Stat a data file, the first of `paths`, and the other files that belong to it.
-    Raises: MissingFileError, ConfigError."""
+    """Return the size and version of a data file, the first of `paths`. The other paths are files
+    that belong to it. Raises: MissingFileError, ConfigError."""
     name = location.make_relative(paths[0], root)
     # Bytes that are not valid UTF-8 are not printable either
     if not name.isprintable():

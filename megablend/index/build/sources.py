@@ -1,5 +1,5 @@
-"""Find the files of a source: convert patterns to files, each with a name relative to the source's
-root.
+"""Find the files of a source that match its patterns, and name each file relative to the root of
+the source.
 
 Names are relative, so that moved data is recognised as the same data. The root is the folder that
 all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
@@ -29,15 +29,15 @@ from megablend.storage.parallel_map import parallel_map
 
 
 def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
-    """Find and stat the files of a source. Raises: the errors of `find_source`;
-    MissingFileError."""
+    """Find the files of a source, with their sizes and versions. Raises: the errors of
+    `find_source`; MissingFileError."""
     found = spec if spec.paths else find_source(spec, storage)
     return found.with_files(found.stat_files(found.paths, storage))
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
-    """Find and stat the files of sources, in order; over a network, of several sources at a time.
-    Raises: see `list_source`."""
+    """Find the files of sources, with their sizes and versions, in order; over a network, of
+    several sources at a time. Raises: see `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):
         yield from parallel_map(
@@ -49,8 +49,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find the files of a source, each once, even if several links lead to it.
 
     Raises: ConfigError if a pattern matches nothing, if files have several formats or an unknown
-        one, or if their format does not have these options; DataError if a path that may be, or
-        contain, one of the files cannot be read.
+        format, or if their format does not support the source's options; DataError if a path that
+        may be, or contain, one of the files cannot be read.
     """
     root = _root_of(spec)
     matches = dict[str, Match]()
@@ -69,7 +69,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     unreadable |= _leave_out_folders(spec, folders, matches)
     if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
-    # Whether an object can be read is not known before it is read
+    # It is not known whether an object can be read before it is read
     if spec.skip_unreadable and threads == 1:
         for path in sorted(matches):
             reason = _why_unreadable(spec, path, storage)
@@ -102,15 +102,15 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 def _leave_out_folders(
     spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]
 ) -> dict[str, str]:
-    """Find folders that are named like data files, as Spark and Dask write them, but whose files no
-    pattern matches.
+    """Find folders that match a pattern because they are named like data files, as Spark and Dask
+    write them, but whose files match no pattern.
 
     Args:
         folders: path of a folder -> the pattern that matches it.
         paths: the files that patterns match.
 
-    Returns: the folders, each with the reason why it is skipped.
-    Raises: ConfigError if they may not be skipped.
+    Returns: the path of each such folder -> the reason why it is skipped.
+    Raises: ConfigError if such folders may not be skipped.
     """
     if not folders:
         return {}
@@ -133,8 +133,8 @@ def _leave_out_folders(
 
 
 def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None:
-    """Return the reason why a file, or another one that belongs to it, cannot be read, or None if
-    it can be read or does not exist."""
+    """Return the reason why a file, or another file that belongs to it, cannot be read; None if it
+    can be read or does not exist."""
     is_format_known = spec.read.format is not None or find_suffix(path, list_suffixes())
     files = _format(spec, path, storage).files(path) if is_format_known else [path]
     for file in files:
@@ -148,8 +148,8 @@ def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None
 
 
 def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
-    """Return the format of all files of a source. Of the files with the same suffix, only the first
-    is read. Raises: ConfigError."""
+    """Return the format that all files of a source have. Only the first file with each suffix is
+    read. Raises: ConfigError."""
     known_suffixes = [suffix for kind in FORMATS.values() for suffix in kind.suffixes]
     formats: dict[str, str] = {}
     seen: set[str] = set()
@@ -191,8 +191,8 @@ def _remove_duplicates(
     links: Collection[str],
     storage: Storage,
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the paths of the files, each file once; and a note about other paths to the same files
-    and about `links` to folders, or None."""
+    """Return the paths of the files, each file once; and a note if other paths lead to the same
+    files or if there are `links` to folders, otherwise None."""
     times = Counter(match.real for match in matches)
 
     def identify(match: Match) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ def _remove_duplicates(
 
     identities = {match.path: identify(match) for match in matches}
     kept: dict[tuple[str, ...], Match] = {}
-    # A Match with fewer links in its path sorts first
+    # The Match whose path has the fewest links sorts first
     for match in sorted(matches):
         kept.setdefault(identities[match.path], match)
     paths = tuple(sorted(match.path for match in kept.values()))
@@ -224,7 +224,7 @@ def _remove_duplicates(
 
 
 def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
-    """Return the real paths of a file and of other files that belong to it."""
+    """Return the real paths of a file and of the files that belong to it."""
     matches = (storage.find(location.escape_wildcards(each)).files for each in kind.files(path))
     return [found[0].real for found in matches if found]
 

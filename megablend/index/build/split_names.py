@@ -1,5 +1,5 @@
-"""Recognise splits of a dataset, copies of its rows and their former versions by the names of its
-files and folders: a source should contain only one of them."""
+"""Recognise, by the names of files and folders, splits of a dataset, copies of its rows, and former
+versions of its rows. A source should contain only one of these."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
 
 DATASET_DICT = "dataset_dict.json"
-"""The file in the folder of a Hugging Face DatasetDict that names its splits, each of which is a
-subfolder."""
+"""The file in the folder of a Hugging Face DatasetDict that lists the names of the splits. Each
+split is a subfolder."""
 SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _SPLIT_WORD = re.compile(
     rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
 )
-"""Matches the name of a split within the name of a folder or a file, such as `train_sft`,
+"""Matches the name of a split as a word in the name of a folder or file, such as `train_sft`,
 `train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
 _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
-"""Matches the names of files in which Hugging Face's `map`, `filter` and `shuffle` keep their
+"""Matches the names of files in which Hugging Face's `map`, `filter` and `shuffle` cache their
 results, in the folder of the dataset that they read."""
 _TABLE_LOGS = {
     "Delta": "_delta_log/*.json",
     "Iceberg": "metadata/*.metadata.json",
     "Hudi": ".hoodie/hoodie.properties",
 }
-"""For each table format, a pattern for files of the log that says which data files a table has now."""
+"""For each table format, a pattern for metadata files that every table of that format has."""
 _UUID = re.compile(r"-[0-9A-Fa-f]{4}(-[0-9A-Fa-f]{4}){2}-[0-9A-Fa-f]{12}")
-"""The end of a UUID, which occurs in the names of all data files of these tables. A search for its
-first letter is fast."""
+"""Matches the end of a UUID, which the names of all data files of these tables contain. The
+beginning is left out so that the expression starts with a literal `-`, for which a search is
+fast."""
 _MAX_DICT_BYTES = 1 << 20
 """Maximum number of bytes of a DATASET_DICT that are read."""
 
 
 def find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
-    """Find the folders of splits within a folder, among those that contain some of the files
-    `names`; return none if it is not divided into splits."""
+    """Find the subfolders of a folder that are splits and contain some of the files `names`; return
+    an empty list if the folder is not divided into splits."""
     dataset_dict = location.join(folder, DATASET_DICT)
     if storage.find(location.escape_wildcards(dataset_dict)).files:
         try:
@@ -67,9 +68,12 @@ def find_split_folders(folder: str, names: Collection[str], storage: Storage) ->
 def find_split_patterns(
     folder: str, names: Iterable[str], suffixes: Collection[str]
 ) -> dict[str, str]:
-    """Return a pattern for the files of each split that occurs in the names of files `names`, or of
-    folders below `folder`; return none if there are fewer than two splits. Names without one of the
-    suffixes do not count."""
+    """Return a pattern for the files of each split whose name occurs in the names of files, or of
+    folders below `folder`; return an empty dict if there are fewer than two splits.
+
+    Args:
+        names: paths of the files; those without one of the suffixes are ignored.
+    """
     patterns = dict[str, str]()
     for name in sorted(names):
         relative = location.make_relative(name, folder)
@@ -77,7 +81,7 @@ def find_split_patterns(
         found = _SPLIT_WORD.search(relative)
         if ending is None or found is None:
             continue
-        # The folders above the name that has the word, and this name
+        # The folders above the file or folder whose name contains the word, and this name
         above, _, before_word = relative[: found.start()].rpartition("/")
         rest_of_name, _, inside = relative[found.start() :].partition("/")
         if inside:
@@ -95,17 +99,18 @@ def find_split_patterns(
 def list_doubts(
     root: str, patterns: Iterable[str], paths: Collection[str], storage: Storage
 ) -> list[str]:
-    """Return warnings about whether the patterns of a source match the right files, `paths`."""
+    """Return warnings if the files that the patterns of a source match, `paths`, may not be the
+    right files."""
     doubts = [describe_mixed_splits(root, paths), describe_cached_copies(paths)]
-    # Files that are named one by one may be those that a table has
+    # Files that are listed one by one may be the current files of a table
     if any(map(location.has_wildcard, patterns)):
         doubts.append(describe_table(root, paths, storage))
     return list(filter(None, doubts))
 
 
 def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
-    """Return a warning if the files of a source, judging by their names and those of their folders,
-    belong to several splits; otherwise None."""
+    """Return a warning if the files of a source belong to several splits, judging by the names of
+    files and folders; otherwise None."""
     first_paths = dict[str, str]()
     for path in sorted(paths):
         found = _SPLIT_WORD.search(location.make_relative(path, root))
@@ -121,14 +126,14 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
 
 
 def is_cached_copy(path: str) -> bool:
-    """Return whether a file, by its name, contains results that Hugging Face's datasets stores next
-    to the data."""
+    """Return whether a file, judging by its name, contains results that Hugging Face's datasets
+    caches next to the data."""
     return _CACHE_NAME.fullmatch(location.get_name(path)) is not None
 
 
 def describe_cached_copies(paths: Collection[str]) -> str | None:
-    """Return a warning if some files of a source contain results that were computed from others;
-    otherwise None."""
+    """Return a warning if some files of a source contain results that were computed from its other
+    files; otherwise None."""
     copies = list(filter(is_cached_copy, paths))
     if not copies or len(copies) == len(paths):
         return None
@@ -139,8 +144,8 @@ def describe_cached_copies(paths: Collection[str]) -> str | None:
 
 
 def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
-    """Return the problem with reading all data files `paths` of a folder if it is the folder of a
-    table, or of data within one; None if it is not, or if that cannot be determined."""
+    """Return the problem with reading all data files in a folder, `paths`, if the folder belongs to
+    a table, such as Delta Lake's; None if it does not, or if that cannot be determined."""
     if not any(map(_UUID.search, paths)):
         return None  # without a request to an object store
     while "=" in location.get_name(folder):  # a partition
@@ -148,9 +153,10 @@ def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str |
     tops = [folder]
     if location.get_name(folder) == "data":
         tops.append(location.get_parent(folder))
-    # Above a bucket called `data` is no folder, but a scheme: other buckets are not looked into
+    # If a bucket is called `data`, the location above it is only a scheme: do not search other
+    # buckets
     for top, (name, log) in product(filter(location.get_name, tops), _TABLE_LOGS.items()):
-        # Who may not look for a table may still read the files
+        # A user who may not list the folder may still read the files
         with contextlib.suppress(ConfigError, DataError):
             if storage.find(location.join(location.escape_wildcards(top), log)).files:
                 return (

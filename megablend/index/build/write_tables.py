@@ -1,4 +1,4 @@
-"""Write the tables of a snapshot from the indexing results of its files, a batch of files at a
+"""Write the tables of a snapshot from the indexing results of its files, one batch of files at a
 time."""
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from megablend.index.tables.tables import (
 from megablend.system.digest import digest_json
 
 FileBatch = list[tuple[SourceFile, Fragment]]
-"""Files with their indexing results, merged together."""
+"""A batch of files whose indexing results are merged together."""
 _BATCH_FILES = 1 << 12
 _BATCH_BLOCKS = 1 << 16
-"""A batch is complete when it has one of these numbers of files and of blocks."""
+"""A batch is complete when it has _BATCH_FILES files or _BATCH_BLOCKS blocks."""
 
 
 class RunningTotals:
-    """The numbers of blocks, chunks, tokens, rows and ends of a snapshot that have been written."""
+    """Counts the blocks, chunks, tokens, rows and document ends that have been written to a
+    snapshot."""
 
     def __init__(self) -> None:
         self.blocks = self.chunks = 0
         self._counts = dict.fromkeys(("tokens", "rows", "ends"), 0)
 
     def chunk_numbers(self, batch: FileBatch) -> Int64s:
-        """Return the number of each file's first chunk, int64 [num_files], and add the batch's
+        """Return the number of each file's first chunk (int64 [num_files]), and add the batch's
         chunks to the totals."""
         counts = np.array([len(fragment.chunks) for _, fragment in batch], np.int64)
         firsts: Int64s = self.chunks + np.cumsum(counts) - counts
@@ -55,8 +56,8 @@ class RunningTotals:
     def block_columns(
         self, batch: FileBatch, first_chunks: Int64s, *, documents: bool
     ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
-        """Return the number of each file's first block, int64 [num_files], and the columns of all
-        their blocks; add the batch's blocks to the totals.
+        """Return the number of each file's first block (int64 [num_files]), and the columns of all
+        blocks of the batch. Add these blocks to the totals.
 
         If documents are not requested, some formats and fragments still count them. These counts
         are dropped, along with blocks without tokens, so that a snapshot does not depend on earlier
@@ -81,7 +82,8 @@ class RunningTotals:
         return first_blocks, columns
 
     def last_row(self) -> dict[str, Any]:
-        """Return the row after the last block: the totals, and zeros."""
+        """Return the row that follows the last block: the totals, and zeros in all other
+        columns."""
         row = columns_of_rows(np.zeros(1, BLOCK_DTYPE))
         for name, total in self._counts.items():
             row[f"{name}_before"] = np.array([total])
@@ -96,7 +98,7 @@ def columns_of_rows(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
 def write_tables(
     folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]
 ) -> dict[str, Any]:
-    """Write the tables of a snapshot, and their checksums, to an empty folder; return the
+    """Write the tables of a snapshot, and their checksums, to an empty folder. Return the
     manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []
@@ -154,7 +156,7 @@ def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iter
 
 
 def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of all chunks of a batch of files, whose first file has number
+    """Return the columns of the chunk table for a batch of files, whose first file has number
     `first_file`."""
     chunks = join_tables((fragment.chunks for _, fragment in batch), CHUNK_DTYPE)
     files = np.repeat(
