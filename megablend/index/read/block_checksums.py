@@ -1,14 +1,15 @@
-"""CRC-32 checksums of the byte ranges that are read for each block; `build` computes them on
+"""CRC-32 checksums of the byte ranges that are read for each block. `build` computes them on
 request, in one pass over all data.
 
     <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its place, its size, its CRC-32
                                   files.arrow    the number of the first range of each file, and the total
                                   manifest.json  sizes and checksums of these tables
 
-The place of a range is its first byte; for the second file of a pair (an `.idx`), the file's
-position in `Format.files` is in the upper bits. The checksums are not part of the snapshot's
-digest. Bytes that are read over a network, or from local files that were moved, copied or touched
-since the build, are compared with them: see `index.blocks.open_files`.
+The *place* of a range identifies its first byte: the lower bits are the offset in a file, and the
+upper bits say which of the files of `Format.files` it is, such as the `.idx` of a pair. The
+checksums are not part of the snapshot's digest. Bytes that are read over a network, or from local
+files that were moved, copied or touched since the build, are compared with their checksums: see
+`index.blocks.open_files`.
 """
 
 from __future__ import annotations
@@ -36,21 +37,28 @@ RANGES = "ranges.arrow"
 FILES = "files.arrow"
 RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
 _POSITION_SHIFT = 56
-"""Bits of a place that hold the offset in a file; the bits above hold the file's position."""
+"""Number of bits of a place that hold the offset in a file; the bits above hold the file's index in
+`Format.files`."""
 FILE_COLUMNS = np.dtype([("first_range", "<i8")])
 Sums = npt.NDArray[np.void]
-"""RANGE_COLUMNS [n], sorted by `offset`, which holds places."""
+"""Checksums of ranges: RANGE_COLUMNS [n], sorted by `offset`, whose values are places."""
 
 
 def place_in_sums(position: int, offset: int) -> int:
-    """Return the place of a byte, given its offset and the position of its file in
+    """Return the place of a byte, given its offset in a file, and the index of the file in
     `Format.files`."""
     return position << _POSITION_SHIFT | offset
 
 
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
-    """Find the ranges that differ from their checksums, among those that are completely within
-    `data`, the bytes from place `start` on. Return the position of each in `data`, and its size."""
+    """Find the ranges within `data` that differ from their checksums. Ranges that are only partly
+    in `data` are ignored.
+
+    Args:
+        start: place of the first byte of `data`.
+
+    Returns: the position in `data` and the size of each such range.
+    """
     stop = start + len(data)
     wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
@@ -62,8 +70,9 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Read all blocks of a file, given by its number, in the way that readers do, and return the
-    checksums of the ranges that were read. Raises: see BlockReader.byte_ranges and Storage.read."""
+    """Compute the checksums of a file, given by its number: read all of its blocks as readers do,
+    and return the checksums of the ranges that are read. Raises: see BlockReader.byte_ranges and
+    Storage.read."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
@@ -95,7 +104,7 @@ def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
             TableWriter(folder / RANGES, RANGE_COLUMNS) as ranges,
             TableWriter(folder / FILES, FILE_COLUMNS) as files,
         ):
-            # A row of zeros follows: a table is never empty
+            # A row of zeros is appended, since a table must not be empty
             for rows in (*sums, np.zeros(1, RANGE_COLUMNS)):
                 ranges.append(rows)
             files.append({"first_range": running_totals([len(rows) for rows in sums])})
@@ -120,7 +129,7 @@ class BlockChecksums:
         self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]
 
     def of_file(self, number: int) -> Sums:
-        """Return the checksums of a file, by its number in the snapshot."""
+        """Return the checksums of a file, given by its number in the snapshot."""
         rows = np.arange(self._firsts[number], self._firsts[number + 1])
         sums = np.empty(len(rows), RANGE_COLUMNS)
         for name in RANGE_COLUMNS.names or ():
@@ -138,8 +147,15 @@ def open_checksums(snapshot: Snapshot) -> BlockChecksums | None:
 def find_differences(
     snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage
 ) -> Iterator[str]:
-    """Compare the blocks of a file at `path` with its `expected` checksums, and yield one line if
-    they differ. Raises: see compute_sums."""
+    """Compare the blocks of the file at `path` with their checksums, and yield one line if they
+    differ.
+
+    Args:
+        number: the file's number in the snapshot.
+        expected: the checksums that the index has for the file.
+
+    Raises: see compute_sums.
+    """
     same = np.isin(expected, compute_sums(snapshot, number, path, storage))
     if not same.all():
         first_place = int(expected["offset"][np.argmin(same)])

@@ -1,15 +1,16 @@
 """Document tables: the number of tokens of each document of a source, for orders that arrange
-single documents.
+documents one by one.
 
     <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
                                   starts.arrow    running counts before every EVERY-th document, and the totals
                                   groups.check.arrow  checksums of EVERY documents and the counts before them: see row_checks.py
                                   manifest.json   sizes and checksums; the folder is renamed to its name last
 
-A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots,
-under a key of these files; snapshots with the same files share it. It takes 4.25 bytes per
-document. If a table is too large for its whole checksum to be compared on opening, the checksums of
-groups are compared when documents are looked up.
+A table depends only on the files of a source in a snapshot. It is stored outside the snapshots, in
+a folder whose name is a digest of these files, so that snapshots with the same files share it. It
+takes 4.25 bytes per document. If a table is too large to be read on opening, its whole checksum is
+not compared; instead, the checksums of groups of documents are compared when documents are looked
+up.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from megablend.system.digest import hex_digest
 from megablend.system.log import LOG
 
 VERSION = 1
-"""Version of the format; part of the key."""
+"""Version of the format, which is part of the name of a table's folder."""
 EVERY = 64
-"""Number of documents between running counts."""
+"""Number of documents from one running count to the next."""
 LENGTHS = "lengths.arrow"
 STARTS = "starts.arrow"
 GROUP_CHECKS = "groups.check.arrow"
@@ -52,23 +53,23 @@ START_COLUMNS = np.dtype(
     ]
 )
 _GROUP = "group"
-"""Name of the column of checksums."""
+"""Name of the column that contains the checksums of groups."""
 _REBUILD = "`megablend index CONFIG`"
 _CHECKED_BYTES = 16 << 20
-"""A file up to this size is compared with its checksum on opening, which takes a few ms; in larger
-files, only the rows that are looked up are compared."""
+"""A file up to this size in bytes is compared with its checksum on opening, which takes a few ms.
+In larger files, only the rows that are looked up are compared."""
 _PASS = 1 << 20
-"""Number of documents per pass of reading lengths."""
+"""Number of documents whose lengths are read at a time."""
 _PASS_GROUPS = 1 << 12
-"""Number of groups per pass of comparing checksums."""
+"""Number of groups whose checksums are compared at a time."""
 
 
 class DocumentTable:
-    """An opened, memory-mapped table. It can be pickled: the receiving process opens it again.
-    Raises: CacheError."""
+    """An opened, memory-mapped document table. It can be pickled: the receiving process opens it
+    again. Raises: CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
-        """Open a table; `checks` says whether documents are verified when they are looked up."""
+        """Open a table. `checks` says whether documents are verified when they are looked up."""
         self.folder = folder
         self._lengths = MappedTable(folder / LENGTHS, LENGTH_COLUMNS)
         self._starts = MappedTable(folder / STARTS, START_COLUMNS)
@@ -81,12 +82,12 @@ class DocumentTable:
             )
 
     def damaged(self, problem: str) -> CacheError:
-        """Return an error for damaged content of the table."""
+        """Return an error which says that the table is damaged."""
         return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
 
     def lengths(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Return the number of tokens of each of `documents` int64 [n], plus one for each document
-        that has tokens if `has_eod` is true: int64 [n]."""
+        """Return the number of tokens of each document (`documents` and result: int64 [n]). If
+        `has_eod`, a document that has tokens counts one more, for its end-of-document token."""
         self._verify(documents)
         lengths: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
         if has_eod:
@@ -94,10 +95,13 @@ class DocumentTable:
         return lengths
 
     def before(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Return the number of tokens before each of `documents` int64 [n], from 0 to
-        num_documents: int64 [n].
+        """Return the number of tokens before each document.
 
-        Raises: CacheError if lengths and running counts near one of them do not agree.
+        Args:
+            documents: int64 [n], numbers from 0 to num_documents.
+
+        Returns: int64 [n].
+        Raises: CacheError if lengths and running counts near one of the documents do not agree.
         """
         self._verify(documents)
         marks = documents // EVERY
@@ -145,9 +149,10 @@ class DocumentTable:
                 )
 
     def _group_values(self, groups: Int64s) -> Int64s:
-        """Return the values that the checksums of `groups` int64 [n] cover, int64 [2 + EVERY / 2,
-        n]: both running counts, then the lengths, two in each number."""
-        # (groups, documents of a group)
+        """Return the values that the checksums of groups cover: for each group the two running
+        counts, then the lengths, two in each number (`groups`: int64 [n]; result: int64 [2 + EVERY
+        / 2, n])."""
+        # Shape: groups, documents of a group
         documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
         inside = documents < self.num_documents
         lengths = np.zeros(documents.shape, np.int32)
@@ -159,8 +164,8 @@ class DocumentTable:
         return values
 
     def _running_counts(self, marks: Int64s, *, has_eod: bool) -> Int64s:
-        """Return the tokens before document EVERY * mark for each of `marks` int64 [n], as a new
-        array, int64 [n]."""
+        """Return the number of tokens before document EVERY * mark for each of `marks`, as a new
+        array (both int64 [n])."""
         counts: Int64s = self._starts.take("tokens", marks)
         return counts + self._starts.take("filled", marks) if has_eod else counts
 
@@ -169,14 +174,15 @@ class DocumentTable:
 
 
 def complete_table(folder: Path) -> None:
-    """Add checksums of groups to a table of an older version of megablend that has none. The table
-    must be undamaged. Raises: CacheError."""
+    """Add the checksums of groups to a table that an older version of megablend wrote without them.
+    The table must be undamaged. Raises: CacheError."""
     if GROUP_CHECKS not in read_manifest(folder)["tables"]:
         add_tables(folder, DocumentTable(folder).write_checks)
 
 
 class PartDocuments(RangedBlocks):
-    """Documents in ranges of a source as an order sees them, each represented as a block."""
+    """Documents of a source, in one or more ranges, as orders see them: each document is
+    represented as a block."""
 
     def __init__(self, table: DocumentTable, ranges: Sequence[range], *, has_eod: bool) -> None:
         edges = np.array([[part.start, part.stop] for part in ranges], np.int64).reshape(-1, 2)
@@ -195,7 +201,7 @@ class PartDocuments(RangedBlocks):
         return tokens
 
     def _count_groups(self, num_groups: int, run: int) -> Int64s:
-        """Count the tokens of each group while reading each length once, in file order."""
+        """Count the tokens of each group by reading each length once, in file order."""
         totals = np.zeros(num_groups, np.int64)
         for start in range(0, self.num_blocks, _PASS):
             documents = np.arange(start, min(start + _PASS, self.num_blocks))
@@ -214,14 +220,16 @@ class PartDocuments(RangedBlocks):
 
 
 def table_key(snapshot: Snapshot, source: int) -> str:
-    """Return the name of the document table of a source, by its number; the table may not exist."""
+    """Return the name of the folder of the document table of a source, which is given by its
+    number. The table may not exist."""
     key = [VERSION, *snapshot.files.keys(snapshot.sources[source])]
     return hex_digest(json.dumps(key))
 
 
 def fetch_table(snapshot: Snapshot, source: int) -> Path:
-    """Fetch the document table of a source, by its number, to this node, and return its folder; the
-    folder does not exist if the cache has no such table. Raises: CacheError."""
+    """Fetch the document table of a source, given by its number, to this node, and return the
+    folder of the table. The folder does not exist if the cache has no such table. Raises:
+    CacheError."""
     store = snapshot.store
     key = table_key(snapshot, source)
     folder = store.folder / DOCUMENTS / key
@@ -232,7 +240,7 @@ def fetch_table(snapshot: Snapshot, source: int) -> Path:
 
 
 def table_bytes(snapshot: Snapshot, source: int) -> int | None:
-    """Return the size of a source's document table in bytes, or None if it has none."""
+    """Return the size in bytes of a source's document table, or None if the source has none."""
     folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():
         return None
@@ -251,7 +259,7 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
     try:
         table = _open(folder)
     except DamagedCacheError as error:
-        # Where this is a copy on this node, the store's may be undamaged
+        # If the folder is this node's copy, the original in the cache's store may be undamaged
         table = _open(snapshot.store.fetch_folder(DOCUMENTS, folder.name, is_fresh=True))
         LOG.warning("%s; this node's copy was downloaded again", error.problem)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
@@ -264,7 +272,7 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
 
 
 def _open(folder: Path) -> DocumentTable:
-    """Open the table that is now in a folder: a build may have replaced a damaged one."""
+    """Open the table that is in a folder now, since a build may have replaced a damaged one."""
     with reading(folder):
         state = (folder / MANIFEST).stat()
     return _open_once(folder, (state.st_ino, state.st_mtime_ns, state.st_ctime_ns))
@@ -272,7 +280,8 @@ def _open(folder: Path) -> DocumentTable:
 
 @lru_cache(maxsize=256)
 def _open_once(folder: Path, version: tuple[int, int, int]) -> DocumentTable:
-    """Open a version of a table once: all splits and datasets of a process share its mapping."""
+    """Open one version of a table. The result is cached, so that all splits and datasets of a
+    process share a mapping."""
     tables = read_manifest(folder)["tables"]
     check_sizes(folder, tables)
     is_large = False

@@ -1,10 +1,10 @@
-"""Digests of the parts of long `.idx` files: computed once by `build`, so that readers do not have
-to read whole files.
+"""Digests of the parts of long `.idx` files. `build` computes them once, so that readers do not
+have to read whole files.
 
     <cache>/idx/<digest of the .idx>   magic, one uint64 per group, a blake2b digest (16 bytes) of everything before
 
-The digests depend only on the file: all snapshots that contain it share them. The next build
-computes missing or damaged digests; until then readers digest the whole file.
+The digests depend only on the file, so all snapshots that contain it share them. The next build
+computes digests that are missing or damaged; until then, readers digest the whole file.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Digests = npt.NDArray[np.uint64]
 
 
 class LongIdx(NamedTuple):
-    """A long `.idx` whose digests are missing."""
+    """A long `.idx` file whose digests are missing."""
 
     path: str
-    """The path of the pair that it belongs to."""
+    """The path of the `.bin/.idx` pair that the file belongs to."""
     format: str
     """The name of the pair's format."""
     opened: OpenedFile
@@ -46,7 +46,7 @@ class LongIdx(NamedTuple):
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
-    """Read the digests of a file's parts, uint64 [num_groups]; return None if the file needs none,
+    """Read the digests of a file's parts (uint64 [num_groups]). Return None if the file needs none,
     or if the cache has no undamaged ones."""
     if not kind.needs_group_digests(file.opened):
         return None
@@ -70,7 +70,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
 
 
 def damaged_digests(store: CacheStore) -> Iterator[str]:
-    """Yield a line for each damaged file that stores digests."""
+    """Yield an error line for each damaged file of digests."""
     for name in store.list_files("idx"):
         path = store.fetch_file("idx", name)
         if _find_digests(store.folder, name) is None:
@@ -78,8 +78,8 @@ def damaged_digests(store: CacheStore) -> Iterator[str]:
 
 
 def make_digests(store: CacheStore, idx: LongIdx, storage: Storage) -> None:
-    """Compute and store the digests of a long `.idx`. Raises: ChangedFileError if it is not the
-    file that was indexed; DataError; CacheError."""
+    """Compute and store the digests of a long `.idx` file. Raises: ChangedFileError if it is not
+    the file that was indexed; DataError; CacheError."""
     kind = get_format(idx.format)
     digests = kind.make_group_digests(idx.path, idx.opened, storage=storage)
     structure = idx.opened.structure
@@ -88,8 +88,8 @@ def make_digests(store: CacheStore, idx: LongIdx, storage: Storage) -> None:
 
 
 def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCount:
-    """Count the requests, and their bytes, of `make_digests` for the files that belong to
-    `path`."""
+    """Return the number of requests and bytes that `make_digests` takes for the files that belong
+    to `path`."""
     if not kind.has_group_digests:
         return RequestCount(0, 0)
     size = storage.stat(kind.files(path)[1]).size
@@ -100,7 +100,7 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCoun
 
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:
-    """Read the digests of a file, given the digest of its structure; return None if they are
+    """Read the digests of a file, given the digest of its structure. Return None if the digests are
     missing, damaged or cannot be read."""
     with contextlib.suppress(CacheError):
         return read_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)

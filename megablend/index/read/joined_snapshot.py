@@ -1,10 +1,10 @@
-"""Several snapshots of a run as one: their files, chunks and blocks are numbered consecutively,
-in the order of the snapshots.
+"""Several snapshots of a run, read as one: their files, chunks and blocks are numbered
+consecutively, in the order of the snapshots.
 
-Tables stay where they are; each row is read from the table of its snapshot, and verified there. A
-source keeps its name in the last snapshot that has it; in earlier ones the snapshot's number is
-appended, so that names stay unique. A renamed file is read from its path in the last snapshot that
-has its content.
+The tables are not copied: each row is read from the table of its snapshot, and verified there. A
+source keeps its name in the last snapshot that has it; in earlier snapshots the number of the
+snapshot is appended, so that names are unique. A file that was renamed is read from its path in the
+last snapshot that has its content.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from megablend.storage.location import join
 
 
 class GoneFile(NamedTuple):
-    """A file whose content is missing from the last of several snapshots."""
+    """A file of an earlier snapshot whose content is missing from the last snapshot."""
 
     source: str
     snapshot: int
-    """Number of the last snapshot that has it."""
+    """Number of the last snapshot that contains the file."""
     numbers: list[int]
-    """Numbers of the files with its content: first its number in that snapshot, then those of files
-    in earlier snapshots."""
+    """Numbers of all files with this content: first the file's number in that snapshot, then those
+    of files in earlier snapshots."""
 
 
 class JoinedSnapshot(Snapshot):
-    """Snapshots of one cache, read as one index. It has the digest and folder of the last one.
+    """Several snapshots of one cache, read as one index. It has the digest and folder of the last
+    one.
 
     Attributes:
         snapshots: the joined snapshots, in order; at least one.
         first_blocks: int64 [num_snapshots + 1], number of each snapshot's first block, and the
-            number of all blocks.
+            total number of blocks.
     """
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
-        # Snapshot.__init__ would open tables; these are the tables of the joined snapshots
+        # Do not call Snapshot.__init__, which would open tables; use those of the joined snapshots
         self.snapshots = tuple(snapshots)
         last = self.snapshots[-1]
         self.folder = last.folder
@@ -99,33 +100,35 @@ class JoinedSnapshot(Snapshot):
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """The versions of the files, uint64 [num_files]; see Snapshot.seen. Raises: CacheError."""
+        """The versions of the files (uint64 [num_files]); see Snapshot.seen. Raises: CacheError."""
         seen = np.concatenate([each.seen for each in self.snapshots])
         for old, new in self._renamed.items():
             seen[old] = seen[new]
         return seen
 
     def file_names(self) -> list[str]:
-        """See Snapshot.file_names; renamed files have their current names."""
+        """Return the names of all files; see Snapshot.file_names. Renamed files have their current
+        names."""
         names = super().file_names()
         for old, new in self._renamed.items():
             names[old] = names[new]
         return names
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """See Snapshot.path; a renamed file has its current path."""
+        """Return the path of a file; see Snapshot.path. A renamed file has its current path."""
         return super().path(self._renamed.get(i, i), roots)
 
     def list_former_paths(self, roots: Mapping[str, str] | None = None) -> dict[int, str]:
-        """Return the former path of each file that has another path in a later snapshot, by the
-        file's number."""
+        """Return the former path of each file that has been renamed or moved in a later snapshot,
+        by the file's number."""
         return {i: super(JoinedSnapshot, self).path(i, roots) for i in self._renamed}
 
     @cached_property
     def _renamed(self) -> dict[int, int]:
-        """For each file that has another path in a later snapshot: the number of a file with its
-        content in the last snapshot that has that content."""
-        # Source and column -> key of content -> path in the last snapshot with it -> number of file
+        """For each file that has been renamed or moved in a later snapshot: the number of a file
+        with its content in the last snapshot that has that content."""
+        # Source and column -> key of the content -> path in the last snapshot with this content ->
+        # number of the file
         latest = dict[tuple[str, str], dict[str, dict[str, int]]]()
         renamed = dict[int, int]()
         for snapshot, first in reversed(
@@ -153,8 +156,8 @@ class JoinedSnapshot(Snapshot):
         return snapshot, current - int(self._first_files[snapshot])
 
     def files_of(self, snapshot: int, sources: Sequence[str]) -> list[int]:
-        """Return the numbers of the files that the named sources have in a snapshot, given by its
-        number."""
+        """Return the numbers of the files of the named sources in one of the snapshots, which is
+        given by its number."""
         first = int(self._first_files[snapshot])
         entries = self.snapshots[snapshot].sources
         return [
@@ -162,16 +165,17 @@ class JoinedSnapshot(Snapshot):
         ]
 
     def list_gone(self, sources: Sequence[str]) -> list[GoneFile]:
-        """List the files of the named sources whose content the last snapshot lacks: one for each
-        name that a file has in the last snapshot with its content."""
+        """List the files of the named sources whose content is not in the last snapshot. If the
+        last snapshot with some content has several files with it, each is listed."""
         last = len(self.snapshots) - 1
         gone = list[GoneFile]()
-        # For each source and content: no file if the last snapshot has the content
+        # For each source and content: the listed files; empty if the last snapshot has the content
         gone_of_content = dict[tuple[str, str], list[GoneFile]]()
         for number, snapshot in reversed(list(enumerate(self.snapshots))):
             first = int(self._first_files[number])
             for entry in (each for each in snapshot.sources if each.name in sources):
-                # Kept apart, since files of one snapshot may have the same content
+                # Files of one snapshot may have the same content, so they are added after the
+                # snapshot's last file
                 added = dict[tuple[str, str], list[GoneFile]]()
                 for i, content in zip(entry.files, snapshot.files.keys(entry), strict=True):
                     key = entry.name, content
@@ -187,8 +191,8 @@ class JoinedSnapshot(Snapshot):
         return gone
 
     def list_repeated(self) -> list[int]:
-        """List the numbers of the sources' files in earlier snapshots whose content is also in a
-        later snapshot."""
+        """List the numbers of those files of earlier snapshots whose content is also in a later
+        snapshot."""
         names = list({entry.name for each in self.snapshots for entry in each.sources})
         last = len(self.snapshots) - 1
         counted = set(self.files_of(last, names)).union(
@@ -199,20 +203,19 @@ class JoinedSnapshot(Snapshot):
 
     @property
     def token_ranges(self) -> Int64s:
-        """The files' token ranges, int64 [num_files, 2]; see Snapshot.token_ranges. Raises:
-        CacheError."""
+        """The smallest and the largest token of each file (int64 [num_files, 2]); see
+        Snapshot.token_ranges. Raises: CacheError."""
         return np.concatenate([each.token_ranges for each in self.snapshots])
 
 
 def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
-    """Open one snapshot, or several as one, by their digests.
-    Raises: see `open_snapshot`."""
+    """Open one snapshot, or several as one, given their digests. Raises: see `open_snapshot`."""
     snapshots = [open_snapshot(cache, digest) for digest in digests]
     return snapshots[0] if len(snapshots) == 1 else JoinedSnapshot(snapshots)
 
 
 class _JoinedTable:
-    """Tables with the same columns, one after another; it has the methods of CheckedTable."""
+    """Tables with the same columns, read as one long table. It has the methods of CheckedTable."""
 
     def __init__(
         self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]
@@ -221,15 +224,15 @@ class _JoinedTable:
 
         Args:
             first_rows: int64 [num_tables + 1], number of each table's first row.
-            shifts: for each group of columns, the numbers that are added to the columns of each
-                table, int64 [num_tables, num_columns].
+            shifts: for each group of columns, the numbers to add to the columns of each table,
+                int64 [num_tables, num_columns].
         """
         self._tables = tuple(tables)
         self._first_rows = first_rows
         self._shifts = shifts
 
     def take(self, group: str, rows: Int64s) -> Int64s:
-        """See CheckedTable.take."""
+        """Read the columns of a group; see CheckedTable.take."""
         tables = self._find_tables(rows)
         joined = np.empty((self._shifts[group].shape[1], len(rows)), np.int64)
         for number in np.unique(tables).tolist():
@@ -239,7 +242,8 @@ class _JoinedTable:
         return joined
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """See CheckedTable.find_last; all rows of `span` belong to one table."""
+        """Find the last rows at which a column is at most given values; see CheckedTable.find_last.
+        All rows of `span` must belong to one table."""
         number = int(self._find_tables(np.array([span.start]))[0])
         first = int(self._first_rows[number])
         shift = self._shifts[group][number, RUNNING.index(name)]
@@ -247,8 +251,8 @@ class _JoinedTable:
         return first + self._tables[number].find_last(group, name, local, values - shift)
 
     def _find_tables(self, rows: Int64s) -> Int64s:
-        """Return the number of the table that has each row, int64 [n]; for the row of totals after
-        all others, that of the last table."""
+        """Return the number of the table that contains each row (int64 [n]). The row of totals
+        after all other rows belongs to the last table."""
         tables: Int64s = np.searchsorted(self._first_rows, rows, side="right") - 1
         return np.minimum(tables, len(self._tables) - 1)
 
@@ -263,8 +267,11 @@ class _JoinedFiles(FileTable):
         first_blocks: Int64s,
         first_chunks: Int64s,
     ) -> None:
-        """Join tables of files; `columns`: numbers of each snapshot's columns in the
-        JoinedSnapshot."""
+        """Join the file tables of snapshots.
+
+        Args:
+            columns: for each snapshot, the numbers of its columns in the JoinedSnapshot.
+        """
         self._path = tables[-1]._path
         batches = [
             _replace_columns(
@@ -298,8 +305,11 @@ def _replace_columns(batch: pa.RecordBatch, values: dict[str, npt.NDArray[Any]])
 def _join_columns(
     snapshots: Sequence[Snapshot], first_files: Int64s, first_blocks: Int64s
 ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...], list[Int64s]]:
-    """Return the sources of all snapshots; all columns, sources first; and for each snapshot the
-    numbers of its columns among these."""
+    """Join the columns of all snapshots.
+
+    Returns: the sources; all columns, sources first; and for each snapshot, the numbers of its
+        columns in that list.
+    """
     sources = list[SourceEntry]()
     extra = list[ColumnEntry]()
     # For each snapshot and each of its columns: whether it is a source, and its position in
@@ -325,15 +335,15 @@ def _join_columns(
 
 
 def name_source(name: str, number: int, later: set[str]) -> str:
-    """Return the name of a source of snapshot `number` in the joined snapshot; `later` contains the
-    names of the sources of the snapshots after it."""
-    # Names in a config have no spaces, so this one is unique
+    """Return the name that a source of snapshot `number` has in the joined snapshot. `later`
+    contains the names of the sources of all later snapshots."""
+    # Names in a config have no spaces, so the result is unique
     return f"{name} (snapshot {number})" if name in later else name
 
 
 def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> ColumnEntry:
-    """Convert a column of a snapshot to a column of the joined snapshot, in which the snapshot's
-    files and blocks are numbered from `first_file` and `first_block` on."""
+    """Convert a column of a snapshot to a column of the joined snapshot, in which the numbers of
+    the snapshot's files and blocks begin at `first_file` and `first_block`."""
     moved = dataclasses.replace(
         column,
         source_name=name,
@@ -347,8 +357,9 @@ def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> 
 
 
 def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:
-    """Return the numbers that are added to columns `names` of each table if column `shifted` refers
-    to rows that are numbered from `firsts` on: int64 [num_tables, len(names)]."""
+    """Return the numbers to add to columns `names` of each table: those of `firsts` for column
+    `shifted`, which contains row numbers of another table, and 0 for the other columns (int64
+    [num_tables, len(names)])."""
     shifts = np.zeros((len(firsts) - 1, len(names)), np.int64)
     shifts[:, list(names).index(shifted)] = firsts[:-1]
     return shifts

@@ -1,5 +1,5 @@
-"""A snapshot of the index (on disk: a generation):
-the sources, files and blocks that one build found.
+"""A snapshot of the index: the sources, files and blocks that one build found. On disk, a snapshot
+is called a generation.
 
 A snapshot gets its final name last, so a snapshot with such a name is complete. Opening checks the
 manifest, the table of files and the sizes of the tables, in constant time for any number of blocks;
@@ -55,12 +55,12 @@ from megablend.system.log import LOG
 
 
 class Snapshot:
-    """An opened index. It can be pickled: the receiving process opens it again.
+    """An opened snapshot of the index. It can be pickled: the receiving process opens it again.
 
     Attributes:
         digest: identifies the snapshot; also the name of its folder, `folder`.
-        store: the store of its cache.
-        sources: its sources, in the order of the build.
+        store: the store of the cache that contains the snapshot.
+        sources: the sources, in the order of the build.
         roots: the folder of each source's files as of the last build, by source name.
         columns: all columns of the sources; column i of the first num_sources contains source i's
             tokens; extra columns follow.
@@ -70,7 +70,7 @@ class Snapshot:
             blocks, memory-mapped and not verified; `running`, `count_tokens_before` and
             `find_blocks` verify what they return.
 
-    Raises: CacheError if its tables are damaged.
+    Raises: CacheError if a table of the snapshot is damaged.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Snapshot:
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """The version of each file at the last build, see `file_versions`: uint64 [num_files]; 0 if
-        unknown.
+        """The version of each file at the last build, see `file_versions` (uint64 [num_files]); 0
+        if unknown.
 
         Raises: CacheError.
         """
@@ -131,8 +131,8 @@ class Snapshot:
 
     @property
     def token_ranges(self) -> Int64s:
-        """The smallest and the largest token of each file: int64 [num_files, 2]; smallest > largest
-        if unknown. Raises: CacheError."""
+        """The smallest and the largest token of each file (int64 [num_files, 2]). If they are
+        unknown, the smallest exceeds the largest. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
     def file_names(self) -> list[str]:
@@ -144,15 +144,15 @@ class Snapshot:
         return self.columns[self.file(i).column]
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """Return the path of file i; `roots` (source name -> folder) overrides the folders that the
+        """Return the path of file i. `roots` (source name -> folder) overrides the folders that the
         last build recorded."""
         name = self.files.name(i)
         column = self.columns[self.files.columns[i]]
         return join((roots or {}).get(column.source_name, column.root), name)
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
-        """Read the column chunks of a file: CHUNK_DTYPE [file.num_chunks], whose `file` is the
-        file's number."""
+        """Read the column chunks of a file: CHUNK_DTYPE [file.num_chunks]. Their field `file` is
+        the file's number."""
         rows = np.arange(file.first_chunk, file.first_chunk + file.num_chunks)
         chunks = np.empty(len(rows), CHUNK_DTYPE)
         for name, values in zip(
@@ -163,8 +163,14 @@ class Snapshot:
         return chunks
 
     def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64s, npt.NDArray[Any]]:
-        """For each of blocks `ids` int64 [n], return the number in the index of the column chunk
-        that contains it, int64 [n], and that chunk's value of `column`, [n]."""
+        """Return the column chunk that contains each block.
+
+        Args:
+            ids: int64 [n], block numbers.
+            column: name of a column of the chunk table.
+
+        Returns: the number of each chunk in the index, int64 [n]; and its value of `column`, [n].
+        """
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
         distinct, positions = np.unique(numbers, return_inverse=True)
         self._check_chunks(distinct, 0, self._num_chunks)
@@ -173,7 +179,7 @@ class Snapshot:
         return numbers, values[positions]
 
     def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
-        """Raise CacheError if a number of a chunk is outside [low, high)."""
+        """Check that all numbers of chunks are in [low, high). Raises: CacheError."""
         if ((chunks < low) | (chunks >= high)).any():
             raise DamagedCacheError.of(
                 f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file"
@@ -190,9 +196,9 @@ class Snapshot:
         return table
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """Return the file number of each block: int32 [n]."""
-        # A file without blocks has the same first block as the next file: of files with the same
-        # first block, the last one contains it
+        """Return the number of the file that contains each block (int32 [n])."""
+        # A file without blocks has the same first block as the next file. Of the files with the
+        # same first block, the last one contains the block
         return (np.searchsorted(self.files.first_block, np.asarray(ids), side="right") - 1).astype(
             np.int32
         )
@@ -203,8 +209,8 @@ class Snapshot:
         Args:
             ids: int64 [n], block numbers of the snapshot.
 
-        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` is the chunk's number within its file; rows,
-            first_row and ends are -1 if documents were not counted.
+        Returns: PLACED_BLOCK_DTYPE [n]. The field `chunk` is the chunk's number within its file;
+            `rows`, `first_row` and `ends` are -1 if documents were not counted.
         Raises: CacheError if the table is found to be damaged.
         """
         ids = np.asarray(ids, np.int64)
@@ -229,15 +235,16 @@ class Snapshot:
         return rows
 
     def running(self, name: str, ids: npt.ArrayLike) -> Int64s:
-        """Return the verified values of tokens_before, rows_before or ends_before, by its name, at
-        blocks `ids` int64 [n]: int64 [n]. Raises: CacheError."""
+        """Return verified values of tokens_before, rows_before or ends_before, given by its name,
+        at blocks (`ids` and result: int64 [n]). Raises: CacheError."""
         all_counts = self._blocks.take("running", np.asarray(ids, np.int64))
         counts: Int64s = all_counts[RUNNING.index(name)]
         return counts
 
     def count_tokens_before(self, ids: npt.ArrayLike, *, has_eod: bool) -> Int64s:
-        """Return the number of tokens before each of blocks `ids` int64 [n]; if `has_eod` is true,
-        plus one for each earlier end of a document that has tokens: int64 [n].
+        """Return the number of tokens before each block (`ids` and result: int64 [n]). If
+        `has_eod`, also count an end-of-document token for each document that has tokens and ends
+        before the block.
 
         Raises: CacheError.
         """
@@ -246,34 +253,42 @@ class Snapshot:
         return tokens
 
     def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
-        """Find, for each of `values` int64 [n], the last block of `span` before which a running
-        count, given by its name, is at most that value: int64 [n].
+        """Find, for each value, the last block of `span` before which a running count is at most
+        that value.
 
         Args:
-            values: at least the count before the span's first block, and less than the count after
-                its last one.
+            name: name of the running count, such as "tokens_before".
+            values: int64 [n], each at least the count before the span's first block, and less than
+                the count after its last block.
 
+        Returns: int64 [n], block numbers.
         Raises: CacheError.
         """
         return self._blocks.find_last("running", name, span, values)
 
     @cached_property
     def _before_files(self) -> Int64s:
-        """The tokens, and the counted documents, before each file: int64 [2, num_files + 1]."""
+        """The number of tokens, and of counted documents, before each file: int64 [2, num_files +
+        1]."""
         return self._blocks.take("running", self.files.first_block)[:2]
 
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:
-        """Whether the file's documents were counted: bool [num_files]."""
-        # By the manifest: `columns` would make an entry for each of thousands of sources
+        """Whether the documents of each file were counted: bool [num_files]."""
+        # From the manifest, since `columns` would make an entry for each of possibly thousands of
+        # sources
         return np.array([record["documents"] for record in self._records])[self.files.columns]
 
 
 def _measure(
     records: Sequence[Mapping[str, Any]], first_block: Int64s, blocks: CheckedTable
 ) -> tuple[Int64s, Int64s]:
-    """Return the first block of each column and the one after its last, int64 [num_columns, 2]; and
-    the numbers of tokens, rows and ends of each, int64 [3, num_columns]. Raises: CacheError."""
+    """Measure the columns of a snapshot.
+
+    Returns: the first block of each column and the block after its last one, int64 [num_columns,
+        2]; and the numbers of tokens, rows and ends of each column, int64 [3, num_columns].
+    Raises: CacheError.
+    """
     firsts = np.array([record["first_file"] for record in records], np.int64)
     stops = firsts + np.array([record["num_files"] for record in records], np.int64)
     bounds = np.stack([first_block[firsts], first_block[stops]], axis=1)
@@ -282,11 +297,11 @@ def _measure(
 
 
 def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> str:
-    """Choose the folder to which a source's file names are relative: usually `root`, the folder of
-    the config's paths, since data may have moved.
+    """Choose the folder to which a source's file names are relative. Usually this is `root`, the
+    folder that the config's paths have in common, since data may have moved.
 
-    If paths were added to the config after the index was built, the config's root may differ, and
-    the names do not resolve under it; then the root that the index recorded is used.
+    If paths were added to the config after the index was built, the config's root may be another
+    folder, in which the files are not found; then the root that the index recorded is used.
     """
     indexed = snapshot.roots[name]
     if root == indexed:
@@ -303,7 +318,7 @@ def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> s
 
 
 def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
-    """Open a snapshot by its digest.
+    """Open a snapshot, given its digest.
 
     Raises: CacheError if it does not exist, is incomplete, or was written by a newer version.
     """
@@ -320,7 +335,7 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     try:
         snapshot = _open_folder(store, folder)
     except DamagedCacheError as error:
-        # Where this is a copy on this node, the store's may be undamaged
+        # If the folder is this node's copy, the original in the cache's store may be undamaged
         snapshot = _open_folder(store, store.fetch_folder(SNAPSHOTS, digest, is_fresh=True))
         LOG.warning("%s; this node's copy was downloaded again", error.problem)
     if any(get_format(name).has_group_digests for name in snapshot.sources.formats):
@@ -329,8 +344,8 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
 
 
 def find_damaged_files(folder: Path) -> list[str]:
-    """Read all files of a snapshot, and return a line for each damaged table.
-    Raises: CacheError if another file is damaged."""
+    """Read all files of a snapshot, and return a line for each damaged table. Raises: CacheError if
+    a file that is not a table is damaged."""
     manifest = read_snapshot_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
@@ -340,8 +355,8 @@ def find_damaged_files(folder: Path) -> list[str]:
 
 
 def _open_again(store: CacheStore, digest: str) -> Snapshot:
-    """Open a snapshot again when it is unpickled, without requests to the store if this node has
-    its files."""
+    """Open a snapshot again when it is unpickled. No requests are sent to the store if this node
+    has the snapshot's files."""
     folder = store.folder / "generations" / digest
     if (folder / MANIFEST).is_file():
         return _open_folder(store, folder)

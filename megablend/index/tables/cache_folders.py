@@ -47,11 +47,12 @@ def idx_digests(cache: Path) -> Path:
 
 
 def splits(cache: Path) -> Path:
-    """Return the folder of results computed from a cache's snapshots."""
+    """Return the folder of numbers that were computed from a cache's snapshots, such as splits."""
     return cache / "splits"
 
 
 def external_references_dir(cache: Path) -> Path:
-    """Return the folder next to a cache in which users of snapshots other than runs register: each
-    file `*.json` in it names, as `index`, a snapshot that must be kept."""
+    """Return the folder, next to a cache, in which users of snapshots other than runs register.
+    Each `*.json` file in this folder has a field `index`, the digest of a snapshot that must be
+    kept."""
     return Path(f"{cache.absolute()}-documents")

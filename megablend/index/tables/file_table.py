@@ -27,18 +27,19 @@ from megablend.system.limited_json import parse_json
 
 _MAGIC = b"megablend tokens"
 _UNKNOWN = (1, 0)
-"""The stored range of a file whose tokens are unknown: the smallest exceeds the largest."""
+"""The token range that is stored for a file whose tokens are unknown: the smallest exceeds the
+largest."""
 Ranges = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """An indexed column of one file of a snapshot: a row of the file table."""
+    """A file of a snapshot, as far as one indexed column is concerned: a row of the file table."""
 
     name: str
     """The file's name, relative to the source's root."""
     column: int
-    """Index into the snapshot's columns."""
+    """Index of the entry's column among the snapshot's columns."""
     rows: int
     tokens: int
     first_block: int
@@ -46,18 +47,18 @@ class FileEntry:
     first_chunk: int
     num_chunks: int
     body: str
-    """Hex digest of sampled ranges of its body."""
+    """Digest of sampled ranges of the file's body, as a hex string."""
     opened: OpenedFile
-    """The data that its format needs to open it."""
+    """The data that the file's format needs to open it."""
 
     @property
     def blocks(self) -> Int64s:
-        """The numbers of its blocks: int64 [num_blocks]."""
+        """The numbers of the file's blocks: int64 [num_blocks]."""
         return np.arange(self.first_block, self.first_block + self.num_blocks)
 
 
 class FileTable:
-    """The files of a snapshot by number; a file is listed once for each of its indexed columns.
+    """The files of a snapshot by number. A file is listed once for each of its indexed columns.
 
     Args:
         folder: folder of the snapshot.
@@ -120,7 +121,7 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """Return a key for the content of each file of a column: the same content that is read in
+        """Return a key for the content of each file of a column. The same content that is read in
         the same way has the same key in all snapshots, wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
         columns = [
@@ -136,28 +137,30 @@ class FileTable:
         return [hex_digest(text) for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
-        """Return the digests that identify each file's content: of its structure and its body."""
+        """Return two digests for each file, of its structure and of its body, which together
+        identify its content."""
         structures, bodies = (
             self._files.column(name).to_pylist() for name in ("structure", "body")
         )
         return list(zip(structures, bodies, strict=True))
 
     def token_dtypes(self, files: range) -> Sequence[str]:
-        """Return the numpy names of the dtypes in which the tokens of `files`, numbers of files,
-        are stored: sorted, without duplicates."""
+        """Return the names of the numpy dtypes in which the tokens of files are stored, sorted and
+        without duplicates (`files`: a range of file numbers)."""
         dtypes = self._files.column("token_dtype").slice(files.start, len(files))
         # pyarrow's `unique` would import pyarrow.compute
         return sorted(set(dtypes.to_pylist()))
 
     @property
     def sizes(self) -> Int64s:
-        """The bytes of each file, int64 [num_files]; of a pair, those of the data file."""
+        """The size of each file in bytes (int64 [num_files]); for a `.bin/.idx` pair, the size of
+        the data file."""
         sizes: Int64s = as_numpy(self._files.column("size"))
         return sizes
 
     @cached_property
     def token_bytes(self) -> Int64s:
-        """The bytes of a decoded token of each file: int64 [num_files]."""
+        """The size in bytes of a decoded token of each file (int64 [num_files])."""
         # pyarrow's `dictionary_encode` would import pyarrow.compute
         names = self._files.column("token_dtype").to_pylist()
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
@@ -191,14 +194,14 @@ class FileTable:
 
 
 def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
-    """Return the stored form of the token ranges of a snapshot's files (None if unknown)."""
+    """Serialize the token ranges of a snapshot's files; an unknown range is None."""
     numbers = np.array([known or _UNKNOWN for known in ranges], np.int64)
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
 def read_ranges(folder: Path, num_files: int) -> Ranges:
-    """Read the smallest and largest token of each file: int64 [num_files, 2]; smallest > largest if
-    unknown. Raises: CacheError."""
+    """Read the smallest and the largest token of each file (int64 [num_files, 2]). If they are
+    unknown, the smallest exceeds the largest. Raises: CacheError."""
     numbers = read_numbers(
         folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
     )

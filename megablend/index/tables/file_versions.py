@@ -1,10 +1,10 @@
-"""The version of each file at the last build,
-stored with a snapshot (one uint64 per file, see sealed_numbers).
+"""The version of each file at the last build, which is stored with a snapshot: one uint64 per file
+(see sealed_numbers).
 
-A number is a hash of the sizes, times and inodes of all files that belong to a data file
-(`source_spec.SourceFile.etag`); 0 if unknown. If a file has another number when it is opened, it
-has been moved, touched or replaced. It is accepted only if the digests of its structure and of
-sampled ranges of its body are the ones that were indexed.
+A version is a hash of the sizes, times and inodes of a data file and of the files that belong to it
+(`source_spec.SourceFile.etag`), or 0 if unknown. If a file has another version when it is opened,
+it has been moved, touched or replaced. It is accepted only if the digests of its structure and of
+sampled ranges of its body are the same as when it was indexed.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from megablend.system.log import LOG
 
 NUM_RANGES = 16
 RANGE_BYTES = 4096
-"""Size in bytes of the ranges of a file's body that are sampled; NUM_RANGES is their number."""
+"""Size in bytes of each sampled range of a file's body. NUM_RANGES is the number of these
+ranges."""
 _MAGIC = b"megablend seen 1"
 _WARNED_SLOTS = 1 << 16
 _warned = mmap.mmap(-1, _WARNED_SLOTS)
-"""One byte for each hash of a path about which a warning was issued; shared with forked processes,
-since a DataLoader forks new workers for every epoch."""
+"""One byte for each hash of a path, which is set once a warning about the path was issued. The
+memory is shared with forked processes, since a DataLoader forks new workers for every epoch."""
 Numbers = npt.NDArray[np.uint64]
 
 
 def body_ranges(size: int) -> list[tuple[int, int]]:
-    """Return the ranges of a file of `size` bytes that are sampled, as (offset, length): evenly
-    spaced, including its start and its end. For a small file, this is one range of all bytes."""
+    """Return the ranges of a file of `size` bytes that are sampled, as (offset, length). They are
+    evenly spaced, and include the start and the end of the file. A small file has one range, of all
+    bytes."""
     if size <= NUM_RANGES * RANGE_BYTES:
         return [(0, size)]
     return [(i * (size - RANGE_BYTES) // (NUM_RANGES - 1), RANGE_BYTES) for i in range(NUM_RANGES)]
 
 
 def request_samples(path: str, size: int, storage: Storage) -> None:
-    """Announce the reads of `sampled_content_digest`; see `storage.prefetched`."""
+    """Announce the reads that `sampled_content_digest` will make; see `storage.prefetched`."""
     request_ranges(storage, path, *zip(*body_ranges(size), strict=True))
 
 
 def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
-    """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges.
-    Raises: see Storage.read."""
+    """Return a digest of a file's sampled ranges, as a hex string (blake2b, 16 bytes). Raises: see
+    Storage.read."""
     digest = hashlib.blake2b(digest_size=16)
     offsets, sizes = np.array(body_ranges(size), np.int64).T.copy()
     data, begins = storage.read_ranges(path, offsets, sizes, allocate_bytes)
@@ -60,30 +62,30 @@ def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
 
 
 def join_etags(stats: Sequence[FileStat]) -> str:
-    """Return a text that identifies the version of a data file, from the stats of all files that
+    """Return a text that identifies the version of a data file, given the stats of all files that
     belong to it."""
     return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
 
 
 def number_of(etag: str) -> int:
-    """Return a hash of the etag of a file's version, from 1 to 2^64 - 1."""
+    """Return a hash of the etag of a file, from 1 to 2^64 - 1."""
     return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
-    """Return the stored form of the version numbers of the files of a snapshot, uint64 [num_files];
-    `digest` is the digest of the snapshot."""
+    """Serialize the versions of the files of a snapshot, which is given by its digest (`numbers`:
+    uint64 [num_files])."""
     return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
-    """Read the version numbers of a snapshot's files, uint64 [num_files]; return None if an older
-    version of megablend built it. Raises: CacheError."""
+    """Read the versions of a snapshot's files (uint64 [num_files]). Return None if an older version
+    of megablend built the snapshot. Raises: CacheError."""
     return read_numbers(folder / SEEN, np.dtype(np.uint64), num_files, _MAGIC, folder.name.encode())
 
 
 def check_body(path: str, size: int, body: str, storage: Storage) -> None:
-    """Compare sampled ranges of a file of `size` bytes with the digest that was indexed.
+    """Check that sampled ranges of a file of `size` bytes still have the digest that was indexed.
 
     Raises: ChangedFileError; the errors of Storage.read.
     """
@@ -126,8 +128,8 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
 
 
 def warn_unknown(folder: Path) -> None:
-    """Warn that a snapshot has no record of file versions, once in this process and the processes
-    forked from it."""
+    """Warn that a snapshot has no record of file versions. This warns once in this process and the
+    processes forked from it."""
     if _is_first(folder / SEEN):
         LOG.warning(
             "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "
@@ -138,7 +140,7 @@ def warn_unknown(folder: Path) -> None:
 
 
 def _is_first(path: Path) -> bool:
-    """Return whether this is the first warning about a path."""
+    """Return whether no warning about a path has been issued yet, and mark it as issued."""
     slot = number_of(str(path)) % _WARNED_SLOTS
     is_first = not _warned[slot]
     _warned[slot] = 1

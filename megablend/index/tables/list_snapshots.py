@@ -1,5 +1,5 @@
 """List the snapshots of the index that a cache contains, in the order in which they were built, and
-find when each ceased to be the newest."""
+find out when each was superseded by a newer one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megablend.index.tables.manifest import ROOTS, parse_roots
 
 
 def list_snapshots(cache: CacheLike) -> list[str]:
-    """Return the digests of a cache's snapshots, the most recently built (or rebuilt) last; return
-    an empty list if there is no cache."""
+    """Return the digests of a cache's snapshots. The most recently built (or rebuilt) snapshot is
+    last. Return an empty list if there is no cache."""
     store = find_store(cache)
     return sorted(
         store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name)
@@ -21,7 +21,8 @@ def list_snapshots(cache: CacheLike) -> list[str]:
 
 
 def build_sequence(store: CacheStore, digest: str) -> int:
-    """Return the number of the last build that resulted in a snapshot, or -1 if it is unknown."""
+    """Return the number of the last build that resulted in a snapshot, or -1 if the number is
+    unknown."""
     try:
         data = store.read_member(SNAPSHOTS, digest, ROOTS)
         return int(parse_roots(store.folder / SNAPSHOTS / digest, data)["arrival"])
@@ -32,12 +33,14 @@ def build_sequence(store: CacheStore, digest: str) -> int:
 def find_superseded(
     store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]
 ) -> dict[str, float]:
-    """Return the digests of the snapshots that are certainly not the newest, oldest first, each
-    with the latest time at which it can have been superseded.
+    """Find the snapshots that are certainly not the newest.
 
     Args:
         entries: the snapshots' entries in the cache, by digest.
         complete: digests of the snapshots that can be the newest.
+
+    Returns: digest -> the latest time at which the snapshot can have been superseded, oldest
+        snapshot first.
     """
     sequences = {digest: build_sequence(store, digest) for digest in entries}
     by_arrival = sorted(entries, key=lambda digest: (sequences[digest], digest))
@@ -45,7 +48,8 @@ def find_superseded(
     for position, digest in enumerate(by_arrival):
         entry = entries[digest]
         newer = [entries[other] for other in by_arrival[position + 1 :] if other in complete]
-        # The snapshot's record is damaged: it may be the newest, unless another was committed since
+        # If the snapshot's record is damaged, the snapshot may be the newest, unless another was
+        # committed since
         if sequences[digest] < 0:
             times = [
                 other.committed
@@ -60,10 +64,11 @@ def find_superseded(
 
 
 def _time_superseded(entry: Entry, newer: Entry) -> float:
-    """Return the latest time at which `newer` can have superseded a snapshot as the newest.
+    """Return the latest time at which a snapshot can have been superseded by `newer` as the newest
+    one.
 
-    A snapshot is committed again by every build that results in it. If it was created
-    after the last build of the older one, that is the time, no matter how often the
-    newer one was rebuilt since.
+    A snapshot is committed again by every build that results in it. If `newer` was created after
+    the last commit of the older snapshot, it superseded the older one when it was created, however
+    often it was rebuilt since.
     """
     return newer.committed if newer.created <= entry.committed else newer.created

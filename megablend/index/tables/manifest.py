@@ -24,15 +24,15 @@ FILES = "files.arrow"
 MANIFEST = "manifest.json"
 ROOTS = "roots.json"
 SEEN = "seen"
-"""The version of each file at the last build; see `file_versions`."""
+"""File name of the versions of a snapshot's files at the last build; see `file_versions`."""
 TOKEN_RANGES = "token_ranges"
-"""The smallest and the largest token of each file; see `file_table.read_ranges`."""
+"""File name of the smallest and largest token of each file; see `file_table.read_ranges`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
 _FIELDS = {"format_version": int, "tables": dict}
 _TABLE_FIELDS = {"bytes": int, "blake2b": str}
 _SNAPSHOT_FIELDS = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
 _COUNTED_TABLES = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
-"""For each count in the manifest, the table whose rows it counts."""
+"""For each count in the manifest, the table that has one row for each counted item."""
 _SOURCE_FIELDS = {
     "name": str,
     "format": str,
@@ -43,11 +43,11 @@ _SOURCE_FIELDS = {
     "rows": int,
 }
 _MAX_SHOWN = 60
-"""Number of characters of a wrong value that a message shows."""
+"""Maximum number of characters of a wrong value that a message shows."""
 
 
 def _is_path(value: object) -> bool:
-    """Return whether a value is text that can be a path or URL."""
+    """Return whether a value is a text that can be a path or URL."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -63,8 +63,8 @@ _ROOTS_FIELDS: dict[str, tuple[str, Any]] = {
     "columns": ("an object of text or null", {str: (str, NoneType)}),
     "skipped": ("an object of lists of text", {str: [str]}),
 }
-"""For each field of roots.json, its content in words and its shape (see `limited_json.fits`).
-Releases before 0.2 wrote neither `columns` nor `skipped`."""
+"""For each field of roots.json, a description of its content and the expected shape (see
+`limited_json.fits`). Releases before 0.2 wrote neither `columns` nor `skipped`."""
 
 
 def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
@@ -74,8 +74,8 @@ def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged,
-    or of a newer format version."""
+    """Read the manifest of a snapshot. Raises: CacheError if the manifest is missing, damaged, or
+    of a newer format version."""
     path = f"{folder}/{MANIFEST}"
     manifest = _parse_json(path, _read_bytes(path))
     version = manifest.get("format_version")
@@ -100,7 +100,7 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
     _check_fields(folder, manifest, _SNAPSHOT_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
     for name, table in _COUNTED_TABLES.items():
-        # A row takes more than a byte
+        # Each row takes more than a byte
         max_rows = manifest["tables"][table]["bytes"]
         if not 0 <= manifest[name] <= max_rows:
             raise _wrong(
@@ -126,8 +126,8 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
-    """Check the fields of all sources. Field types are checked once for all sources with the same
-    types, since there may be thousands of sources."""
+    """Check the fields of all sources. The types of fields are checked only once for all sources
+    whose fields have the same types, since there may be thousands of sources."""
     checked = set[tuple[type, ...]]()
     get_fields = itemgetter(*_SOURCE_FIELDS)
     for source in sources:
@@ -158,17 +158,17 @@ def _check_fields(folder: Path, value: object, fields: Mapping[str, Any]) -> Non
 
 
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
-    """Return the stored form of a manifest, with its own checksum."""
+    """Serialize a manifest, and add its own checksum."""
     return json.dumps(
         {**manifest, "checksum": digest_json(manifest)}, sort_keys=True, indent=1
     ).encode()
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
-    """Read roots.json: {"arrival": number of the build, "roots": {source name:
-    folder}}. Raises: CacheError.
+    """Read roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises:
+    CacheError.
 
-    Since 0.2 also "columns": {source name: token column, if known}, "skipped":
+    Release 0.2 and newer also write "columns": {source name: token column, if known} and "skipped":
     {source name: [path: reason]}.
     """
     return parse_roots(folder, _read_bytes(f"{folder}/{ROOTS}"))
@@ -207,8 +207,7 @@ def _parse_json(path: str, data: bytes) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
-    """Compare the sizes of a folder's files with the entries of its manifest.
-    Raises: CacheError."""
+    """Check that the sizes of a folder's files agree with its manifest. Raises: CacheError."""
     for name, entry in tables.items():
         with reading(folder):
             size = get_file_size(f"{folder}/{name}") or 0
@@ -220,7 +219,7 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Compare all tables of a folder with its manifest, and return one line for each table that
-    differs from it."""
+    differs from the manifest."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:

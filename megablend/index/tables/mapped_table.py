@@ -1,10 +1,11 @@
 """A memory-mapped table of fixed-width columns, opened in constant time and shared by all processes
 of a node.
 
-Accessed pages of a mapping count as memory of the process, together with adjacent ones that the
-system maps along (64 KiB to 2 MiB per access), until the memory is needed elsewhere. So rows of a
-large table are read from the file instead: they still come from the page cache, but without their
-neighbours. Kernels that walk through a column do so in portions, and each portion is released.
+When a page of a mapping is accessed, the system also maps adjacent pages (64 KiB to 2 MiB per
+access), and all of them count as memory of the process until the memory is needed elsewhere.
+Therefore single rows of a large table are read from the file instead: they still come from the page
+cache, but without adjacent pages. Kernels that walk through a column do so in portions, and the
+memory of each portion is released.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ def _close(fd: int) -> None:
 
 
 class MappedTable:
-    """A table whose columns are accessed by name. Safe to share between threads, and to use after a
-    fork."""
+    """A memory-mapped table whose columns are accessed by name. It can be shared between threads,
+    and used after a fork."""
 
     mapped_bytes = 64 << 20
-    """Tables of up to this size are read through the mapping."""
+    """Tables of up to this size in bytes are always read through the mapping."""
     ahead_rows = 256
-    """Minimum number of separate reads for which the system is asked to read all of them ahead,
-    since few are likely to be in the page cache."""
+    """Minimum number of separate reads for which the system is asked to read ahead, since few of so
+    many ranges are likely to be in the page cache."""
     region_rows = 1 << 14
-    """Number of rows of 4 bytes that the system may map on one access: a region of 64 KiB."""
+    """Number of rows, of 4 bytes each, that the system may map on one access. They are a region of
+    64 KiB."""
     portion_regions = 8
     """Number of regions that are accessed before the memory of a portion is released."""
 
@@ -71,12 +73,12 @@ class MappedTable:
             self._begins[name] = values.address - data.address if values else 0
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column, read-only; accessed parts stay in memory."""
+        """Return a column, read-only. The parts that are accessed stay in memory."""
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-        """Yield consecutive slices of `rows` int64 [n], which are numbers in any order; after each,
-        the memory that was mapped for it is released."""
+        """Divide row numbers, in any order, into consecutive slices, and yield the slices. After
+        each one, the memory that was mapped for it is released (`rows`: int64 [n])."""
         if not self._is_large:
             yield slice(0, len(rows))
             return
@@ -90,8 +92,10 @@ class MappedTable:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return a column's values in `rows` int64 [n], numbers in range, in any order, as a new
-        array [n].
+        """Return a column's values in the given rows, as a new array.
+
+        Args:
+            rows: int64 [n], valid row numbers in any order.
 
         Raises: CacheError if the file cannot be read.
         """
@@ -100,14 +104,15 @@ class MappedTable:
             return column[rows]
         values = np.empty(len(rows), column.dtype)
         size = column.itemsize
-        # Consecutive rows are one read; `firsts` are the positions in `rows` at which reads begin
+        # Consecutive rows are read together; `firsts` are the positions in `rows` at which reads
+        # begin
         firsts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
         offsets = self._begins[name] + rows[firsts] * size
         begins = firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
         out = values.view(np.uint8)
         ahead = len(firsts) >= self.ahead_rows
-        # A range whose read a signal interrupted is read again
+        # A range is read again if a signal interrupted its read
         for i in fill_ranges(self._fd, offsets, sizes, begins, ahead, out):
             begin = int(begins[i])
             with reading(self._path):

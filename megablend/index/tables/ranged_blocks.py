@@ -1,8 +1,8 @@
-"""Blocks or documents of several ranges as an order sees them, and the token totals of groups of
-them.
+"""Blocks or documents in one or more ranges of the index, as orders see them, and the token totals
+of groups of blocks.
 
-Block b belongs to group b // run % num_groups. Orders need the totals of large sources before the
-first sample: a build stores them, 8 bytes per group.
+Block b belongs to group b // run % num_groups. For a large source, an order needs the totals of all
+groups before the first sample, so a build stores the totals, 8 bytes per group.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ def count_groups(
     *,
     blocks_per_pass: int = 1 << 20,
 ) -> Int64s:
-    """Count the tokens of each group: int64 [num_groups].
+    """Count the tokens of each group.
 
     Args:
-        before: returns the number of tokens before each of some blocks, int64 [n] -> int64 [n].
+        before: a function that returns the number of tokens before each of the given blocks (both
+            int64 [n]).
         run: number of neighbouring blocks that belong to the same group.
+
+    Returns: int64 [num_groups].
     """
     totals = np.zeros(num_groups, np.int64)
     round_blocks = num_groups * run
@@ -46,13 +49,13 @@ def count_groups(
 
 
 class RangedBlocks(ABC):
-    """Blocks of several ranges, numbered from 0. Documents are treated as if each were a block.
+    """Blocks in one or more ranges, numbered from 0. Documents are treated as if each were a block.
 
     Args:
         firsts: int64 [num_ranges], number of each range's first block in the index (of its first
             document in the source).
-        counts: int64 [num_ranges], blocks of each range.
-        tokens: int64 [num_ranges], tokens of each range.
+        counts: int64 [num_ranges], number of blocks of each range.
+        tokens: int64 [num_ranges], number of tokens of each range.
 
     Attributes:
         num_blocks, num_tokens: numbers of blocks and tokens of all ranges.
@@ -67,12 +70,12 @@ class RangedBlocks(ABC):
 
     @abstractmethod
     def before(self, blocks: Int64s) -> Int64s:
-        """Return the number of tokens before each of `blocks` int64 [n], local numbers from 0 to
-        num_blocks: int64 [n]."""
+        """Return the number of tokens before each block (int64 [n]). Blocks are given by local
+        numbers from 0 to num_blocks (int64 [n])."""
 
     def index_blocks(self, blocks: Int64s) -> Int64s:
-        """Return the numbers in the index (of documents: in the source) of `blocks` int64 [n],
-        local numbers from 0 to num_blocks - 1: int64 [n]."""
+        """Convert local numbers of blocks, from 0 to num_blocks - 1, to numbers in the index; for
+        documents, to numbers in the source (both int64 [n])."""
         numbers: Int64s
         if len(self._firsts) == 1:
             numbers = blocks + self._firsts[0]
@@ -82,16 +85,16 @@ class RangedBlocks(ABC):
         return numbers
 
     def local_blocks(self, numbers: Int64s) -> Int64s:
-        """Return the local numbers of blocks, given their numbers in the index; for a number in no
-        range, the local number of the next block after it: int64, of the same shape."""
+        """Convert numbers of blocks in the index to local numbers (int64, of the same shape). A
+        block that is in no range is replaced by the next block that is."""
         ranges = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
         inside = np.maximum(numbers - self._firsts[ranges], 0)
         local: Int64s = np.minimum(self._offsets[ranges] + inside, self._offsets[ranges + 1])
         return local
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Return the tokens of each group, int64 [num_groups]: see Blocks.group_totals. They are
-        counted unless they are stored. Raises: CacheError."""
+        """Return the number of tokens of each group (int64 [num_groups]); see Blocks.group_totals.
+        The totals are counted if they are not stored. Raises: CacheError."""
         totals = self._stored_totals(num_groups, run).find(np.dtype(np.int64), num_groups)
         return self._count_groups(num_groups, run) if totals is None else totals
 
@@ -102,8 +105,8 @@ class RangedBlocks(ABC):
             stored.keep(self._count_groups(num_groups, run))
 
     def _find_ranges(self, blocks: Int64s) -> Int64s:
-        """Return the number of the range that contains each block, int64 [n]; for num_blocks, that
-        of the last range."""
+        """Return the number of the range that contains each block (int64 [n]). For num_blocks, this
+        is the last range."""
         if len(self._firsts) == 1:
             return np.zeros(len(blocks), np.int64)
         ranges: Int64s = np.searchsorted(self._offsets, blocks, side="right") - 1
@@ -114,11 +117,11 @@ class RangedBlocks(ABC):
 
     @abstractmethod
     def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
-        """Return the file that stores the totals."""
+        """Return the file that stores the totals of groups."""
 
 
 def store_totals(cache: Path, owner: str, parts: Sequence[object]) -> ComputedNumbers:
-    """Return the file that stores totals of groups.
+    """Return a file in which to store the totals of groups.
 
     Args:
         owner: digest of the snapshot, or of the table of documents.

@@ -1,14 +1,14 @@
-"""Checksums of the rows of a table, or of groups of rows,
-which are compared when the rows are read.
+"""Checksums of single rows of a table, or of groups of rows, which are compared when the rows are
+read.
 
     <snapshot>/blocks.check.arrow     uint32 `place` and `running`, one row for each row of blocks.arrow
     <snapshot>/chunks.check.arrow     uint32 `row`, one row for each row of chunks.arrow
     <documents>/groups.check.arrow    uint32 `group`, one row for 64 documents: see document_table.py
 
 A checksum is computed from a row's number and values (`kernels.row_checks`). Running counts of
-blocks are mostly read without the rest of a row, so they have their own checksum. The tables of
-checksums are listed in the manifest but derived from the other tables, so they are not part of the
-digest, and a cache of version 0.1.0 has none until it is rebuilt.
+blocks are mostly read without the other columns, so they have a checksum of their own. The tables
+of checksums are listed in the manifest. They are derived from the other tables, so they are not
+part of the digest, and a cache of version 0.1.0 has none until it is rebuilt.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags"
 RUNNING = ("tokens_before", "rows_before", "ends_before")
 _COLUMNS = {BLOCKS: BLOCK_COLUMNS, CHUNKS: CHUNK_COLUMNS}
 _GROUPS = {BLOCKS: {"place": PLACE, "running": RUNNING}, CHUNKS: {"row": CHUNK_COLUMNS.names or ()}}
-"""For each table, the names of its checksums and the columns that each of them covers."""
+"""For each table, the names of its checksums, and the columns that each checksum covers."""
 _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
-"""For each table, the name of the table of its checksums."""
+"""For each table, the name of the table that contains its checksums."""
 _PASS = 1 << 14
-"""Number of rows per pass of computing checksums."""
+"""Number of rows whose checksums are computed at a time."""
 _warned: set[Path] = set()
 """The folders about which `warn_unchecked` has warned."""
 
 
 def open_checks(path: Path, names: Sequence[str]) -> MappedTable:
-    """Open the checksums of a table, by their names. Raises: CacheError if they are damaged."""
+    """Open the checksums of a table, given the names of the checksums. Raises: CacheError if they
+    are damaged."""
     return MappedTable(path, _columns_of(names))
 
 
 def find_wrong(checks: MappedTable, name: str, rows: Int64s, values: Int64s) -> int | None:
-    """Return the first row that differs from the committed one, or None if no row does.
+    """Return the first row that differs from its checksum, or None if there is none.
 
     Args:
         checks: the checksums of the table.
@@ -66,8 +67,8 @@ def write_checks(
     """Write the checksums of all rows of a table.
 
     Args:
-        read: a function that returns the columns that a checksum, given by its name, covers, in
-            rows int64 [n]: int64 [num_columns, n].
+        read: a function that takes the name of a checksum and row numbers, int64 [n], and returns
+            the values of the columns that the checksum covers, int64 [num_columns, n].
     """
     with TableWriter(path, _columns_of(names)) as checks:
         for start in range(0, num_rows, _PASS):
@@ -81,19 +82,20 @@ def _columns_of(names: Sequence[str]) -> np.dtype[np.void]:
 
 
 def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
-    """Compute the checksums of rows, given their numbers, int64 [n], and `values`
-    int64 [num_columns, n]: uint32 [n]."""
+    """Compute the checksums of rows from their numbers, int64 [n], and their values, int64
+    [num_columns, n] (uint32 [n])."""
     checks = np.empty(len(rows), np.uint32)
     row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), checks)
     return checks
 
 
 class CheckedTable:
-    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and to
-    use after a fork."""
+    """A memory-mapped table of a snapshot, whose rows are verified with checksums. It can be shared
+    between threads, and used after a fork."""
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
-        """Open a table; `checks` says whether it has checksums: if not, rows are not verified."""
+        """Open a table. `checks` says whether it has checksums; without checksums, rows are not
+        verified."""
         self._path = f"{folder}/{table}"
         self._groups = _GROUPS[table]
         self._checks_name = _CHECKS[table]
@@ -108,10 +110,14 @@ class CheckedTable:
             )
 
     def take(self, group: str, rows: Int64s) -> Int64s:
-        """Read the columns that checksum `group` covers, in `rows` int64 [n], numbers in range, in
-        any order, and verify them: int64 [num_columns, n].
+        """Read the columns that a checksum covers, and verify them.
 
-        Raises: CacheError if a row differs from the committed one, or cannot be read.
+        Args:
+            group: name of the checksum.
+            rows: int64 [n], valid row numbers in any order.
+
+        Returns: int64 [num_columns, n].
+        Raises: CacheError if a row differs from its checksum, or cannot be read.
         """
         names = self._groups[group]
         values = np.empty((len(names), len(rows)), np.int64)
@@ -126,16 +132,18 @@ class CheckedTable:
         return values
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """Find, for each of `values` int64 [n], the last row of `span` at which an ascending column
-        is at most that value: int64 [n].
+        """Find, for each value, the last row of `span` at which an ascending column is at most that
+        value.
 
         Args:
-            group: the checksum that covers the column.
+            group: name of the checksum that covers the column.
             name: name of the column.
-            values: at least the column's value at span.start, and less than at span.stop.
+            values: int64 [n], each at least the column's value at span.start, and less than at
+                span.stop.
 
-        Raises: CacheError if one of these rows, or the row after it, differs from the committed
-            one, or the column is not ascending.
+        Returns: int64 [n], row numbers.
+        Raises: CacheError if one of these rows, or the row after it, differs from its checksum, or
+            if the column is not ascending.
         """
         column = self.mapped[name][span.start : span.stop]
         rows = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1
@@ -148,12 +156,13 @@ class CheckedTable:
 
 
 def has_checks(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a snapshot, given its manifest, has tables of checksums."""
+    """Return whether a snapshot, given its manifest, has checksums of rows."""
     return set(_CHECKS.values()) <= set(manifest["tables"])
 
 
 def write_snapshot_checks(folder: Path, into: Path) -> None:
-    """Compute the checksums of the tables in a snapshot's folder; write them to folder `into`."""
+    """Compute the checksums of the tables in a snapshot's folder, and write them to the folder
+    `into`."""
     for name, groups in _GROUPS.items():
         table = CheckedTable(folder, name, checks=False)
         write_checks(into / _CHECKS[name], list(groups), table.num_rows, table.take)
@@ -162,7 +171,7 @@ def write_snapshot_checks(folder: Path, into: Path) -> None:
 def complete_checks(folder: Path) -> None:
     """Add the tables of checksums to a snapshot of version 0.1.0.
 
-    Raises: CacheError if its tables are damaged, or the cache cannot be written.
+    Raises: CacheError if its tables are damaged, or the checksums cannot be written.
     """
     manifest = read_manifest(folder)
     if has_checks(manifest):

@@ -1,4 +1,4 @@
-"""Numbers that a cache stores in a separate file, which ends with a digest of its content.
+"""Arrays of numbers that a cache stores in separate files. Each file ends with a digest (a seal).
 
     seen, token_ranges      numbers for each file of a snapshot, in its folder but not part of its digest, which is the seal's key
     <cache>/idx/            digests of the parts of long `.idx` files
@@ -6,8 +6,8 @@
     <cache>/splits/         what was computed from a snapshot or a table of documents; the seal's key is a digest of all that
                             it depends on
 
-A file is magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b digest of 16
-bytes (`system.atomic_write.seal`).
+A file consists of a magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b
+digest of 16 bytes (`system.atomic_write.seal`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Numbers = npt.NDArray[Any]
 
 
 def pack_numbers(numbers: Numbers, magic: bytes = b"", key: bytes = b"") -> bytes:
-    """Return the stored form of numbers, or of records."""
+    """Serialize an array of numbers, or of records, and append the digest."""
     return seal(magic + numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes(), key)
 
 
@@ -43,8 +43,8 @@ def parse_numbers(
     magic: bytes = b"",
     key: bytes = b"",
 ) -> Numbers | None:
-    """Parse the stored form of numbers: `count` of them, or all if `count` is None. Returns None if
-    the data is damaged."""
+    """Parse the content of a file of numbers: `count` of them, or all if `count` is None. Return
+    None if the data is damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
         return None
@@ -57,8 +57,8 @@ def parse_numbers(
 def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """Read the numbers in a file, see `parse_numbers`; return None if the file does not exist.
-    Raises: CacheError if it is damaged."""
+    """Read a file of numbers, see `parse_numbers`. Return None if the file does not exist. Raises:
+    CacheError if it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
     except FileNotFoundError:
@@ -71,14 +71,14 @@ def read_numbers(
 
 
 class ComputedNumbers:
-    """A file of `splits/` with numbers that were computed from other files of the cache, and are
-    computed again when needed if the file is missing.
+    """A file in `splits/` whose numbers were computed from other files of the cache. If the file is
+    missing, the numbers are computed again when they are needed.
 
     Args:
         cache: folder of the cache.
         owner: digest of the snapshot or the table of documents that the numbers were computed from;
             the file is removed together with it.
-        request: everything that the numbers depend on; it can be written as JSON.
+        request: everything that the numbers depend on; it must be possible to write this as JSON.
     """
 
     def __init__(self, cache: Path, owner: str, request: Sequence[object]) -> None:
@@ -86,7 +86,8 @@ class ComputedNumbers:
         self._path = splits(cache) / f"{owner}-{self._key.hex()}"
 
     def find(self, dtype: np.dtype[Any], count: int | None = None) -> Numbers | None:
-        """Return the numbers, [count]; None if the file is missing, damaged or cannot be read."""
+        """Return the numbers ([count]), or None if the file is missing, damaged or cannot be
+        read."""
         with contextlib.suppress(CacheError):
             return read_numbers(self._path, dtype, count, key=self._key)
         return None

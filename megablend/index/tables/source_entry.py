@@ -1,4 +1,4 @@
-"""The sources of a snapshot of the index, and their columns."""
+"""Descriptions of the sources of a snapshot, and of their columns."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ from megablend.lazy import LazyItems, cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnEntry:
-    """An indexed column of a source: its tokens, or numbers that accompany them. Each column has
-    its own rows in the file table."""
+    """An indexed column of a source: the source's tokens, or an extra column. Each column has its
+    own rows in the file table."""
 
     source_name: str
-    """Name of the source that it belongs to."""
+    """Name of the source that the column belongs to."""
     read: ReadSpec
-    """The way in which the column is read, as far as the index records it."""
+    """How the column is read, as far as the index records it."""
     files: range
-    """Numbers of its files in the snapshot."""
+    """Numbers of the column's files in the snapshot."""
     blocks: range
-    """Numbers of its blocks in the snapshot."""
+    """Numbers of the column's blocks in the snapshot."""
     tokens: int
     rows: int
     """Number of documents, including empty and null ones."""
     ends: int
     """Number of documents with tokens; -1 if documents were not counted."""
     root: str
-    """Folder to which the names of its files are relative, as of the last build."""
+    """Folder to which the names of the column's files are relative, as of the last build."""
     column_taken: str | None
-    """The column in the files, if known: the requested one, or the one that was detected."""
+    """The column in the data files, if known: the requested one, or the one that was detected."""
 
     @cached_property
     def kind(self) -> Format:
-        """The format of its files."""
+        """The format of the column's files."""
         return get_format(self.format)
 
     @property
     def format(self) -> str:
-        """Name of the format of its files."""
+        """Name of the format of the column's files."""
         return self.read.format or ""
 
     @property
     def column(self) -> str | None:
-        """Dotted path of the column, as requested."""
+        """Dotted path of the column in the data files, as the config requests it."""
         return self.read.column
 
     @property
     def documents(self) -> bool:
-        """Whether documents were counted: if so, rows, ends and flags of its blocks are exact."""
+        """Whether documents were counted. If so, `rows` and `ends`, and the rows, ends and flags of
+        the column's blocks, are exact."""
         return self.read.count_documents
 
 
@@ -80,13 +81,13 @@ class SourceEntry(ColumnEntry):
 
 
 class Sources(LazyItems[SourceEntry]):
-    """The sources of a snapshot. An entry is made when it is first needed: most of thousands of
-    entries never are.
+    """The sources of a snapshot. The entry of a source is made when it is first needed; if there
+    are thousands of sources, most entries are never needed.
 
     Attributes:
         names: [num_sources], names of the sources.
-        reads: [num_sources], how each source is read (`SourceEntry.read`); sources that are read
-            in the same way share an object.
+        reads: [num_sources], how each source is read (`SourceEntry.read`); sources that are read in
+            the same way share an object.
         numbers: number of each source, by its name.
     """
 
@@ -99,13 +100,13 @@ class Sources(LazyItems[SourceEntry]):
         self.numbers = {name: number for number, name in enumerate(self.names)}
 
     def find(self, name: str) -> SourceEntry | None:
-        """Return the source with this name, or None if there is none."""
+        """Return the source with this name, or None if the snapshot does not contain it."""
         number = self.numbers.get(name)
         return None if number is None else self[number]
 
     @property
     def formats(self) -> set[str]:
-        """Names of the formats of their files."""
+        """Names of the formats of all sources' files."""
         return {read.format or "" for read in self.reads}
 
 
@@ -115,19 +116,19 @@ def make_columns(
     last_build: Mapping[str, Any],
     measure: Callable[[], tuple[Int64s, Int64s]],
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
-    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources;
-    `extra_of` names the source of each.
+    """Make the entries of the sources in a manifest. The manifest lists extra columns after all
+    sources; the field `extra_of` of each is the name of its source.
 
     Args:
         folder: folder of the snapshot, for messages.
         records: the manifest's `sources`.
         last_build: results of the last build; see `manifest.read_roots`.
-        measure: a function that returns the first block of each record and the one after its last,
-            int64 [num_records, 2]; and tokens, rows and ends of each, int64 [3, num_records].
-            Called when an entry is first needed.
+        measure: a function that returns, for each record, its first block and the block after its
+            last one, int64 [num_records, 2]; and its tokens, rows and ends, int64 [3, num_records].
+            It is called when an entry is first needed.
 
     Returns: the sources; and all columns in the order of the manifest: column i of the first
-        num_sources is source i.
+        num_sources belongs to source i.
     Raises: CacheError if an extra column belongs to no source, or precedes a source.
     """
     names = [record["name"] for record in records if record.get("extra_of") is None]
@@ -169,5 +170,5 @@ def make_columns(
         column = ColumnEntry(source_name=owner, **make_fields(number))
         extra_of_source.setdefault(owner, []).append(column)
         extra_columns.append(column)
-    # Without extra columns, no entry need be made yet
+    # If there are no extra columns, no entry is needed yet
     return sources, (*sources, *extra_columns) if extra_columns else sources

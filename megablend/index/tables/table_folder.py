@@ -34,7 +34,8 @@ def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether a folder has a manifest and all files that it lists are undamaged."""
+    """Return whether a folder has a manifest, and all files in the manifest exist and are
+    undamaged."""
     try:
         return not damaged_tables(folder, read_manifest(folder))
     except CacheError:
@@ -42,8 +43,8 @@ def is_complete(folder: Path) -> bool:
 
 
 def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path], object]) -> None:
-    """Write tables, and commit them with a manifest as folder `name` of a kind of the cache.
-    Raises: CacheError.
+    """Write tables and a manifest, and commit them as folder `name` of a kind of the cache's
+    folders. Raises: CacheError.
 
     Args:
         write: a function that writes the tables to an empty folder.
@@ -57,11 +58,11 @@ def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path
 
 
 def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
-    """Add tables to a committed folder, whose manifest is replaced last, atomically.
-    Raises: CacheError.
+    """Add tables to a committed folder. Its manifest is replaced last, atomically. Raises:
+    CacheError.
 
     Args:
-        write: a function that writes the tables to an empty folder.
+        write: a function that writes the new tables to an empty folder.
     """
     manifest = read_manifest(folder)
     with translate_os_errors(folder):

@@ -1,8 +1,8 @@
-"""The tables of a snapshot as Arrow IPC files: one uncompressed record batch each, so that columns
-can be memory-mapped.
+"""The tables of a snapshot as Arrow IPC files. Each contains one uncompressed record batch, so that
+its columns can be memory-mapped.
 
-Block tables may be larger than memory: a TableWriter appends to one plain file per long column, and
-joins the columns at the end.
+Block tables may be larger than memory. A TableWriter therefore appends to one temporary file per
+long column, and joins the columns at the end.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ BLOCK_COLUMNS = np.dtype(
         ("ends_before", "<i8"),  # documents with tokens that end in earlier blocks
     ]
 )
-"""A block, 46 bytes. The table has one more row than blocks: the last row contains the totals, and
-zeros."""
+"""The columns of the block table, 46 bytes per block. The table has one row more than blocks: the
+last row contains the totals, and zeros in all other columns."""
 
 CHUNK_COLUMNS = np.dtype(
     [
@@ -74,12 +74,12 @@ _NULL_COUNT = operator.attrgetter("null_count")
 
 
 class TableWriter:
-    """A writer of a table of fixed-width columns in constant memory. Use it as a context manager,
-    which removes temporary files at its end.
+    """Writes a table of fixed-width columns in constant memory. Use it as a context manager, which
+    removes temporary files when it ends.
 
     Args:
-        kept_bytes: a column up to this size is kept in memory: for a small table, writing a file
-            for each column would take longer than everything else.
+        kept_bytes: a column up to this size is kept in memory, since for a small table, writing a
+            file for each column would take longer than everything else.
     """
 
     def __init__(
@@ -109,14 +109,15 @@ class TableWriter:
         """Append rows, given as one array per column, or as a structured array."""
         for name, column in self._columns.items():
             values = np.ascontiguousarray(rows[name], self._dtypes[name])
-            # `write` would move them to a file too, but only after it had them all in memory
+            # Without this, `write` would move the column to a file only after it had held all of it
+            # in memory
             if column.tell() + values.nbytes > self._kept_bytes:
                 column.rollover()
             column.write(values.data)
 
     def finish(self) -> str:
-        """Join the columns into the table; return a digest of their values that does not depend on
-        the library's version."""
+        """Join the columns into the table. Return a digest of their values that does not depend on
+        the version of the Arrow library."""
         digest = hashlib.blake2b(digest_size=16)
         arrays = []
         for name, column in self._columns.items():
@@ -129,7 +130,7 @@ class TableWriter:
         return digest.hexdigest()
 
     def _take(self, column: SpooledTemporaryFile[bytes]) -> pa.Buffer:
-        """Return the values of a column: mapped if they are in a file."""
+        """Return the values of a column, memory-mapped if they are in a file."""
         size = column.tell()
         if size > self._kept_bytes:
             column.flush()
@@ -139,7 +140,7 @@ class TableWriter:
 
 
 def write_batch(path: Path, batch: pa.RecordBatch) -> None:
-    """Write a table of one record batch to a new file and wait until it is on disk."""
+    """Write a table of one record batch to a new file, and wait until it is on disk."""
     with path.open("xb") as file:
         with pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
@@ -147,8 +148,9 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
-    # Not pa.memory_map: threads of Arrow would read its pages
+    """Memory-map a table with the given schema. Raises: CacheError if it is damaged, or cannot be
+    read."""
+    # Do not use pa.memory_map: threads of Arrow would read the pages
     with reading(path), open_regular(path) as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
     return parse_batch(path, pa.py_buffer(data), schema)
@@ -161,8 +163,8 @@ def schema_of(columns: np.dtype[np.void]) -> pa.Schema:
 
 
 def parse_batch(path: Path | str, data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Parse a table of this schema from `data`, the file's bytes.
-    Raises: CacheError if it is damaged."""
+    """Parse a table with the given schema from `data`, the bytes of its file. Raises: CacheError if
+    it is damaged."""
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
         if reader.num_record_batches != 1:

@@ -1,5 +1,5 @@
-"""Check that the files of a snapshot exist and are those that were indexed. A file whose size and
-times are the same is not read."""
+"""Check that the files of a snapshot exist and are still those that were indexed. A file is not
+read if its size and times are still the same."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from megablend.index.tables.file_versions import (
 from megablend.storage.base import Storage
 
 NUM_THREADS = 16
-"""Number of threads, each of which mostly waits for the file system."""
+"""Number of threads; each mostly waits for the file system."""
 _BATCH = 256
 """Number of files between two progress reports."""
 
 
 class FileChecker:
-    """A checker of the files of a snapshot by number, which does not disturb readers. Safe to share
+    """Checks the files of a snapshot, given by number, without disturbing readers. It can be shared
     between threads."""
 
     def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
@@ -34,12 +34,12 @@ class FileChecker:
         self._storage = storage.for_checking()
         self._touched = set[int]()
         """Numbers of checked files whose times or inodes have changed since they were indexed, but
-        whose sampled content has not. It is a set because files are checked repeatedly during
+        not their sampled content. This is a set because files are checked repeatedly during
         training."""
 
     def check(self, number: int) -> DataError | None:
-        """Return the problem of a file as an error, or None if it is the file that was indexed.
-        Raises: CacheError."""
+        """Check a file. Return an error that describes the problem, or None if it is the file that
+        was indexed. Raises: CacheError."""
         file = self._snapshot.file(number)
         path = self._snapshot.path(number, self._roots)
         column = self._snapshot.columns[file.column]
@@ -63,8 +63,8 @@ class FileChecker:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return a warning about the checked files of which only samples were compared, or an empty
-        tuple if there are none."""
+        """A tuple with one warning about the checked files of which only samples were compared;
+        empty if there are no such files."""
         touched = tuple(self._touched)  # other threads may add numbers meanwhile
         if not touched:
             return ()
@@ -78,8 +78,8 @@ class FileChecker:
 
 
 def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
-    """Return the numbers of the files of the named sources. Extra columns have numbers of their
-    own, but are in the same files."""
+    """Return the numbers of the files of the named sources. Files of extra columns have numbers of
+    their own, but are left out, since they are the same files."""
     return [number for entry in snapshot.sources if entry.name in sources for number in entry.files]
 
 
@@ -94,7 +94,7 @@ def check_files(
     Args:
         progress: called at intervals; bytes are not counted.
 
-    Returns: the problems, in the order of the files.
+    Returns: the problems that were found, in the order of the files.
     Raises: CacheError.
     """
     return [
@@ -110,7 +110,7 @@ def check_each(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[DataError | None]:
-    """Check files in several threads, as `check_files` does. Returns the problem of each file, or
+    """Check files in several threads, as `check_files` does. Return the problem of each file, or
     None for a file without problems."""
     results: list[DataError | None] = []
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="megablend-check") as threads:

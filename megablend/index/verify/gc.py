@@ -1,13 +1,12 @@
-"""Garbage collection: remove unneeded files from a cache.
+"""Garbage collection: remove unneeded files from a cache. The following are removed:
 
-    snapshots     except the newest and those that runs use
+    snapshots     all but the newest and those that runs use
     fragments     of files that are in no kept snapshot, or that are in a pack; fragments of parts of large files
     packs         without files of a kept snapshot
     documents     document tables (and `lengths`) of files that are in no kept snapshot
     idx           digests of `.idx` files that are in no kept snapshot
     checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
-
 Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it
 was the newest, and a build that was killed continues from its fragments. A snapshot is removed
 atomically, so that it is either complete or absent; an interrupted collection is continued by the
@@ -33,12 +32,13 @@ from megablend.index.tables.list_snapshots import find_superseded, list_snapshot
 from megablend.system.atomic_write import translate_os_errors
 
 _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
-"""Kinds of files and folders that are kept as long as a snapshot that is kept needs them."""
+"""Kinds of files and folders that are kept as long as a kept snapshot needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The result of a collection: the items that were removed, or would be removed."""
+    """The result of a garbage collection: the items that were removed or, in a dry run, would be
+    removed."""
 
     snapshots: tuple[str, ...]
     """Digests of removed snapshots, oldest first."""
@@ -61,15 +61,15 @@ def collect(
     of the cache's store.
 
     Args:
-        needed: a function that returns digests of the snapshots to keep in addition to the newest;
+        needed: a function that returns the digests of snapshots to keep in addition to the newest;
             called while the cache is locked.
-        dry_run: whether to only report, and remove nothing.
+        dry_run: whether to remove nothing, and only report what would be removed.
 
-    Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
-        kept snapshot is damaged; the errors of `needed`.
+    Raises: CacheError if there is no cache, if a build is running (or it is unknown whether one
+        is), or if a kept snapshot is damaged; the errors of `needed`.
     """
     store = find_existing(cache)
-    # A dry run writes nothing, not even a lock: its user may only be allowed to read
+    # A dry run writes nothing, not even a lock, since its user may have no write permission
     held = contextlib.nullcontext() if dry_run else store.hold(wait_seconds=0)
     with translate_os_errors(store.folder), held as lock:
         if lock is not None and not lock.exclusive:
@@ -110,7 +110,7 @@ def collect(
 
 
 class _KeptContents:
-    """The names under which the cache stores the contents of the kept snapshots."""
+    """Answers which other files and folders of the cache the kept snapshots need."""
 
     def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
         self._store = store
@@ -149,7 +149,8 @@ class _KeptContents:
             return name in self._structures
         if kind == "lengths":
             return owner in self._files
-        # The other kinds, document tables, checksums and `splits`, belong to tables or to snapshots
+        # Other kinds (document tables, checksums, `splits`) are named after the table or snapshot
+        # they belong to
         if owner in self._tables:
             return True
         return kind in ("splits", CHECKSUMS) and owner in self._snapshots

@@ -1,5 +1,5 @@
-"""Rebuild a damaged index from the files that it lists, since a run may use an older index than the
-one that a build of its config would make."""
+"""Rebuild a damaged index from the files that it lists. A build of the config may not do this,
+since a run may use an older index than the one that a build would make now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megablend.system.atomic_write import checksum
 
 
 def find_damage(store: CacheStore, digest: str) -> str | None:
-    """Read all files of an index in the cache, and return the first problem, or None if there is
+    """Read all files of an index in the cache. Return the first problem, or None if there is
     none."""
     if not store.has_folder(SNAPSHOTS, digest):
         return f"{store.location}/generations/{digest}: this index does not exist"
@@ -41,16 +41,16 @@ def list_indexed_files(
     Args:
         roots: source name -> folder to which the names of its files are relative; used if the
             folders that the index recorded cannot be read.
-        block_bytes: the value that the index was built with.
+        block_bytes: the value of the option that the index was built with.
 
-    Raises: CacheError if its manifest or its table of files is also damaged.
+    Raises: CacheError if the manifest of the index or its table of files is also damaged.
     """
     folder = store.fetch_folder(SNAPSHOTS, digest)
     manifest = read_snapshot_manifest(folder)
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     names = read_batch(f"{folder}/{FILES}", FILE_SCHEMA).column("name").to_pylist()
-    # Roots are not part of the digest, so that the index can be rebuilt without them
+    # Roots are not part of the digest, so the index can be rebuilt without them
     with contextlib.suppress(CacheError):
         roots = {**roots, **read_roots(folder)["roots"]}
     specs = []

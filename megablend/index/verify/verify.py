@@ -1,4 +1,4 @@
-"""Verify that a cache has not changed since it was committed, and its data since it was indexed."""
+"""Check that a cache is unchanged since it was committed, and its data since it was indexed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def verify(
     checksums and totals of all snapshots.
 
     Args:
-        data: whether to also read every block of every file, and compare counts, sampled ranges,
-            and checksums, if the files or the index have some.
-        storage: reads the files.
+        data: whether to also read every block of every file, and compare counts, sampled ranges
+            and, if the files or the index have them, checksums.
+        storage: the storage that reads the files.
         progress: called as files are read.
         uses: how each snapshot is used, by its digest.
 
-    Returns: one line per problem, with the file and the place in it.
+    Returns: one line per problem, which names the file and the position in it.
     Raises: CacheError if there is no cache.
     """
     store = find_existing(cache)
@@ -74,12 +74,12 @@ def verify(
 def _snapshot_problems(
     store: CacheStore, digest: str, sound: list[Snapshot], remedy: str
 ) -> Iterator[str]:
-    """Yield the problems of a snapshot, each with the `remedy` for it; if its tables are undamaged,
-    add the snapshot to `sound`."""
+    """Yield the problems of a snapshot, each followed by `remedy`. If its tables are undamaged, add
+    the snapshot to `sound`."""
     folder = store.fetch_folder(SNAPSHOTS, digest, is_fresh=True)
     damaged = find_damaged_files(folder)
     yield from (f"{problem}; {remedy}" for problem in damaged)
-    # Further checks of damaged tables are meaningless
+    # If tables are damaged, further checks of them are meaningless
     if damaged:
         return
     snapshot = open_snapshot(store, digest)
@@ -98,7 +98,8 @@ def _file_kind_problems(
 
 
 def _folder_problems(store: CacheStore, kind: str, how_to_remake: str) -> Iterator[str]:
-    """Yield the problems of all folders of a kind that can be removed and created again."""
+    """Yield the problems of all folders of one kind, whose content can be removed and made
+    again."""
     for entry in store.list_entries(kind):
         remedy = f"remove {store.location}/{kind}/{entry.name}, and {how_to_remake}"
         found = catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)
@@ -121,8 +122,8 @@ def _find_problem(path: Path, read: Callable[[Path], object]) -> str | None:
 
 
 def _table_problems(snapshot: Snapshot) -> Iterator[str]:
-    """Yield contradictions within a snapshot's tables: descending running counts, blocks outside
-    their file, inconsistent totals."""
+    """Yield the contradictions within a snapshot's tables, such as descending running counts,
+    blocks outside their file, or inconsistent totals."""
     for name in ("tokens_before", "rows_before", "ends_before"):
         running = getattr(snapshot, name)
         falls = np.flatnonzero(np.diff(running) < 0)

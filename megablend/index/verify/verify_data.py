@@ -1,4 +1,4 @@
-"""Verify that the files of a cache's indexes are those that were indexed."""
+"""Check that the data files of a cache's indexes are still the files that were indexed."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ _BATCH_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotUse:
-    """The use of a snapshot, which determines the paths of its files, and the remedies for its
+    """How a snapshot is used, which determines the paths of its files and the remedies for its
     problems."""
 
     repair: str = REPAIR_REMEDY
-    """Remedy for damaged tables or, if the snapshot is not needed, for all of its problems."""
+    """Remedy for damaged tables; if the snapshot is not needed, remedy for all of its problems."""
     missing: str = MISSING_REMEDY
     """Remedy for files that do not exist."""
     is_needed: bool = True
-    """Whether a run or a config uses it."""
+    """Whether a run or a config uses the snapshot."""
     roots: Mapping[str, str] = field(default_factory=dict)
-    """The folder of each source's files according to a config, by source name, if there is one."""
+    """The folder of each source's files according to a config, by source name; empty without a
+    config."""
 
 
 def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterator[str]:
-    """Yield problems; an error that ends the search becomes the last one. `repair` is the remedy
-    for damaged tables."""
+    """Yield problems. If an error ends the search, yield the error's text as the last problem.
+    `repair` is the remedy for damaged tables."""
     try:
         with translating("verify"):
             yield from problems
@@ -71,7 +72,7 @@ def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterat
 
 
 def if_present(store: CacheStore, kind: str, name: str, problems: Iterator[str]) -> Iterator[str]:
-    """Yield the problems of a folder, unless another process has just removed it."""
+    """Yield the problems of a folder, or nothing if another process has just removed the folder."""
     found = list(problems)
     if found and name in (entry.name for entry in store.list_entries(kind)):
         yield from found
@@ -83,7 +84,7 @@ def list_data_problems(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> Iterator[str]:
-    """Yield the problems of the data of undamaged snapshots, file by file."""
+    """Yield the problems of the data files of undamaged snapshots, file by file."""
     num_files = sum(snapshot.num_files for snapshot in sound)
     num_bytes = sum(
         snapshot.file(i).opened.size for snapshot in sound for i in range(snapshot.num_files)
@@ -91,11 +92,12 @@ def list_data_problems(
     files = size = 0
     checked: set[tuple[object, ...]] = set()
     paths = _FilePaths(sound, uses, storage)
-    # Needed snapshots first: a file that several snapshots share is checked once, for the first one
+    # Snapshots that are needed come first: if several snapshots share a file, it is checked once,
+    # for the first of them
     for snapshot in sorted(sound, key=lambda each: not paths.uses[each.digest].is_needed):
         checksums = None
         use = paths.uses[snapshot.digest]
-        # Damaged checksums were reported with the other tables
+        # Damaged checksums have been reported with the other tables
         with contextlib.suppress(CacheError):
             checksums = open_checksums(snapshot)
         problems = list[str]()
@@ -113,19 +115,20 @@ def list_data_problems(
                 progress(
                     Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes)
                 )
-        # Once a snapshot: a store that is asked for each of many missing files takes hours
+        # Once per snapshot: asking a remote store again for each of many missing files would take
+        # hours
         yield from if_present(snapshot.store, SNAPSHOTS, snapshot.digest, iter(problems))
 
 
 class _FilePaths:
-    """The paths of the files of snapshots, according to the config and to later snapshots."""
+    """Finds the paths of the files of snapshots, according to the config and to later snapshots."""
 
     def __init__(
         self, snapshots: Sequence[Snapshot], uses: Mapping[str, SnapshotUse], storage: Storage
     ) -> None:
         listed = list_snapshots(snapshots[0].store) if snapshots else []
         by_age = {digest: age for age, digest in enumerate(listed)}
-        # One that another process has just removed counts as the oldest
+        # A snapshot that another process has just removed counts as the oldest
         self._snapshots = sorted(snapshots, key=lambda each: by_age.get(each.digest, -1))
         self.uses = {each.digest: uses.get(each.digest, SnapshotUse()) for each in snapshots}
         self._roots = {
@@ -142,7 +145,7 @@ class _FilePaths:
         return snapshot.path(number, self._roots[snapshot.digest])
 
     def find_renamed(self, snapshot: Snapshot, number: int) -> str:
-        """Return the file's path in the last snapshot that has its content."""
+        """Return the path of a file of a snapshot in the last snapshot that has its content."""
         before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
         joined_number = sum(each.num_files for each in before) + number
         last, number_there = self._joined.find_last(joined_number)
@@ -161,8 +164,8 @@ def _problems_of_file(
     checksums: BlockChecksums | None,
     storage: Storage,
 ) -> Iterator[str]:
-    """Yield the differences between a file and what was indexed; if it is not at its path, check
-    the file to which it was renamed."""
+    """Yield the differences between a file and the index. If the file is not at its path, check the
+    file to which it was renamed."""
 
     def find_problems(at_path: str) -> list[str]:
         use = paths.uses[snapshot.digest]
@@ -190,8 +193,8 @@ def _file_problems(
     storage: Storage,
     use: SnapshotUse,
 ) -> Iterator[str]:
-    """Yield the differences between the file at a path and what was indexed. Snapshots share most
-    files; those in `checked` are not read again."""
+    """Yield the differences between the file at a path and the index. Snapshots share most files;
+    files in `checked` are not read again."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     blocks = snapshot.blocks(file.blocks)
@@ -220,8 +223,8 @@ def _file_problems(
 def _block_problems(
     reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage
 ) -> Iterator[str]:
-    """Yield the problems of some blocks; if they cannot be read together, read each separately, so
-    that each damaged one is reported."""
+    """Yield the problems of blocks of a file. If the blocks cannot be read together, read each one
+    separately, so that each damaged block is reported."""
     try:
         decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:
@@ -234,14 +237,14 @@ def _block_problems(
     for block, decoded_block in zip(blocks, decoded, strict=True):
         counts = _counts(decoded_block, int(block["flags"]))
         for name, count in counts.items():
-            # Counts of -1 are unknown
+            # A count of -1 is unknown
             if block[name] not in (-1, count):
                 yield f"{path} at byte {block['offset']}: the block has {count} {name}, expected {block[name]} as indexed"
 
 
 def _counts(block: DecodedBlock, flags: int) -> dict[str, int]:
-    """Return the number of tokens of a block, of documents that begin in it, and of documents with
-    tokens that end in it, counted in its decoded documents."""
+    """Return the counts of a decoded block: tokens, documents that begin in the block, and
+    documents with tokens that end in it."""
     ends = np.diff(block.offsets) > 0
     if len(ends) and flags & HAS_EARLIER_TOKENS:
         ends[0] = True
