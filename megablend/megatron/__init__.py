@@ -1,5 +1,5 @@
-"""Build Megatron-LM's dataset cache, byte for byte, without waiting for one rank; and replace its
-dataset builder.
+"""Build Megatron-LM's dataset cache on all ranks, byte for byte as Megatron does; and replace
+Megatron's dataset builder.
 
     megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
     MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script

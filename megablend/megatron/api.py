@@ -1,4 +1,4 @@
-"""`megablend megatron-cache` as Python functions, which take Megatron's own config."""
+"""The command `megablend megatron-cache` as Python functions, which take Megatron's own config."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def prepare_on_ranks(
     max_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CacheReport:
-    """Build the files that are missing in the caches of all ranks. Every rank of the job calls it.
+    """Build the files that are missing in the caches of all ranks. Every rank of the job must call
+    this function.
 
     Args:
-        request: the same on all ranks, except for the location of the cache; this is checked.
+        request: the files to build. It must be the same on all ranks, except for the location of
+            the cache; this is checked.
         shared_fs: see `ranks_sharing_folder`; a dry run creates no folder, and assumes that all
             ranks share one.
         dry_run, max_memory: see `prepare_cache`.
@@ -73,17 +75,18 @@ def prepare(
     max_memory: int | None = None,
     shared_fs: str = AUTO,
 ) -> CacheReport:
-    """Build the files that Megatron's builder will look for in `config.path_to_cache` and that are
-    missing. Every rank calls it.
+    """Build the missing ones of the files that Megatron's builder will look for in
+    `config.path_to_cache`. Every rank must call this function.
 
     The ranks are those of torch.distributed if it is initialised, otherwise those that an MPI
     launcher started, otherwise this process alone. Ranks that see the same folder build it
     together.
 
     Args:
-        config: a GPTDatasetConfig. If it is a MegablendDatasetConfig, its `storage` has the
-            settings of object stores; otherwise the file that MEGABLEND_STORAGE names has them.
-        sizes: numbers of samples of train, valid and test, as the builder takes them.
+        config: a GPTDatasetConfig. The settings of object stores are taken from its `storage` if it
+            is a MegablendDatasetConfig, otherwise from the file named by the environment variable
+            MEGABLEND_STORAGE.
+        sizes: numbers of samples of train, valid and test, as Megatron's builder takes them.
         max_memory: limit in bytes for the arrays of all ranks of a node together; None for most of
             the node's free memory.
         shared_fs: "yes" if all ranks share the cache's folder, "no" if only those of one machine

@@ -1,5 +1,5 @@
-"""The states of the files of `.bin/.idx` pairs on a local disk, to check that they are still those
-that a job's datasets were built from.
+"""Sizes and times of the local files of `.bin/.idx` pairs. They are recorded when a job builds its
+datasets, and compared later to check that the files have not changed.
 
 A dataset of a blend is opened when it is first used, perhaps hours after the cache was compared
 with the data. Inodes are not compared: some file systems (FUSE) make new ones for the same file.
@@ -17,7 +17,7 @@ _SUFFIXES = (".idx", ".bin")
 
 
 class FileState(NamedTuple):
-    """The state of a file that exists."""
+    """Size and modification time of an existing file."""
 
     size: int
     """Size in bytes."""
@@ -26,11 +26,12 @@ class FileState(NamedTuple):
 
 
 PairState = tuple[FileState | None, ...]
-"""The states of the `.idx` and the `.bin` of a pair; None for one that is missing, or not local."""
+"""The states of the `.idx` and the `.bin` of a pair. The state of a file that is missing or not
+local is None."""
 
 
 def look_at_pair(prefix: str) -> PairState:
-    """Return the current states of a pair's files."""
+    """Return the current states of the files of a pair."""
     return tuple([_look_at(prefix + suffix) for suffix in _SUFFIXES])
 
 
@@ -40,18 +41,18 @@ def look_at_pairs(prefixes: Collection[str]) -> dict[str, PairState]:
 
 
 def sizes_of(pair: PairState) -> list[int | None]:
-    """Return the sizes of both files in bytes; None for one that is missing, or not local."""
+    """Return the sizes of both files in bytes; None for a file that is missing or not local."""
     return [None if state is None else state.size for state in pair]
 
 
 def times_of(pair: PairState) -> list[int | None]:
-    """Return when both files were modified, in nanoseconds since 1970; None for one that is
-    missing, or not local."""
+    """Return the modification times of both files, in nanoseconds since 1970; None for a file that
+    is missing or not local."""
     return [None if state is None else state.modified for state in pair]
 
 
 def check_pair(prefix: str, before: PairState) -> None:
-    """Check that a pair's files have the states `before`. Raises: MissingFileError,
+    """Check that the files of a pair still have their earlier states. Raises: MissingFileError,
     ChangedFileError."""
     for suffix, expected, now in zip(_SUFFIXES, before, look_at_pair(prefix), strict=True):
         path = prefix + suffix
@@ -65,9 +66,11 @@ def check_pair(prefix: str, before: PairState) -> None:
 
 
 def check_open_size(path: str, descriptor: int, before: FileState | None) -> None:
-    """Check that an open file still has its earlier size; a file of an object store, whose
-    descriptor is negative, is not checked. Times are not compared, since touching a file changes no
-    tokens. Raises: ChangedFileError."""
+    """Check that an open file still has its earlier size.
+
+    Times are not compared, since touching a file changes no tokens. A file of an object store,
+    whose descriptor is negative, is not checked. Raises: ChangedFileError.
+    """
     if descriptor < 0 or before is None:
         return
     try:

@@ -1,1 +1,1 @@
-"""Builds Megatron-core's dataset cache."""
+"""Build Megatron-core's dataset cache."""

@@ -1,8 +1,9 @@
-"""The files of a cache: descriptions and their arrays, their names, and whether they are complete.
+"""Artefacts: the units that a cache consists of. An artefact is a description (a text file) and the
+arrays that belong to it. This module names their files, and checks whether they are complete.
 
-Files in a cache are trusted only after their text, shapes, types and sizes have been checked:
-Megatron writes the description first and the arrays in place, so that a build of Megatron's that
-was killed leaves arrays that are missing or short.
+Files in a cache are used only after their text, shapes, types and sizes have been checked. Megatron
+writes the description first, and then writes the arrays directly to their final files. So a build
+of Megatron's that was killed may leave arrays that are missing or incomplete.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ _ALIGNMENT = 64
 _DESCRIPTORS = {name: np.dtype(name).str for name in ("int16", "int32", "uint32", "int64")}
 _ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DESCRIPTORS}
 _DIGITS = 21
-"""Number of digits that numpy reserves for the first dimension, so that it can grow in place."""
+"""Number of characters that numpy reserves in a header for the first dimension, so that it can grow
+in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySpec:
-    """An array that an artefact consists of."""
+    """The name, shape and dtype of an array of an artefact."""
 
     name: str
-    """Its name: document_index, sample_index, ..."""
+    """Name of the array: document_index, sample_index, ..."""
     shape: tuple[int, ...]
     dtype: str
     """int16, int32, uint32 or int64."""
@@ -46,7 +48,8 @@ class ArraySpec:
 
     @cached_property
     def header(self) -> bytes:
-        """The bytes that numpy.save writes before the array; made here in a tenth of the time.
+        """The bytes that numpy.save writes before the array. (This is ten times as fast as numpy's
+        own code.)
 
         Source: numpy.lib.format, version 1.0.
         """
@@ -59,26 +62,26 @@ class ArraySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Artefact:
-    """A description and its arrays: the indices of a dataset, or of a blend."""
+    """A description and its arrays, which are the indices of a dataset or of a blend."""
 
     base: str
-    """The beginning of its files' names: <md5>-<class>-<split>."""
+    """The common prefix of the file names: <md5>-<class>-<split>."""
     description: str
     arrays: tuple[ArraySpec, ...]
 
     @cached_property
     def nbytes(self) -> int:
-        """Number of bytes of its arrays, which are nearly all bytes of its files."""
+        """Number of bytes of all arrays. (The description is small in comparison.)"""
         return sum(array.nbytes for array in self.arrays)
 
     @cached_property
     def file_names(self) -> tuple[str, ...]:
-        """The names of its files, the description's first."""
+        """The names of all files, the description first."""
         return (self.description_name, *(self.file_name(array.name) for array in self.arrays))
 
     @property
     def description_name(self) -> str:
-        """The name of the description's file."""
+        """The name of the file of the description."""
         return f"{self.base}-description.txt"
 
     def file_name(self, array: str) -> str:
@@ -90,7 +93,7 @@ class Artefact:
         return cache / self.file_name(array)
 
     def description_path(self, cache: Path) -> Path:
-        """Return the path of the description."""
+        """Return the path of the file of the description."""
         return cache / self.description_name
 
 
@@ -108,16 +111,16 @@ def names_in(cache: Path) -> frozenset[str] | None:
 def problem_with(
     artefact: Artefact, cache: Path, names: frozenset[str] | None = None
 ) -> str | None:
-    """Return why the cached files of an artefact cannot be used; "" if it has no description, None
-    if they can be used.
+    """Return the reason why the cached files of an artefact cannot be used; "" if the description
+    is missing, None if the files can be used.
 
     Args:
-        names: what `names_in` returned, so that missing files are not looked up one by one.
+        names: the result of `names_in`, so that missing files need not be looked up one by one.
     """
     if names is not None and artefact.description_name not in names:
         return ""
     text = artefact.description.encode()
-    # Nearly all are complete, which is determined without parsing them
+    # Nearly all artefacts are complete, which can be determined without parsing the files
     is_complete = _has_content(f"{cache}/{artefact.description_name}", text, len(text)) and all(
         _has_content(
             f"{cache}/{artefact.file_name(array.name)}",
@@ -130,7 +133,7 @@ def problem_with(
 
 
 def _has_content(path: str, beginning: bytes, size: int) -> bool:
-    """Return whether a file can be read, has `size` bytes, and begins with the given ones."""
+    """Return whether a file can be read, has `size` bytes, and starts with the given bytes."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -144,8 +147,8 @@ def _has_content(path: str, beginning: bytes, size: int) -> bool:
 
 
 def _find_problem(artefact: Artefact, cache: Path) -> str | None:
-    """Return what `problem_with` returns, also for files that are valid, but not byte for byte as
-    megablend and numpy write them."""
+    """Return the same as `problem_with`. This function also accepts files that are valid but were
+    not written byte for byte as megablend and numpy write them."""
     path = artefact.description_path(cache)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -164,15 +167,16 @@ def _find_problem(artefact: Artefact, cache: Path) -> str | None:
 
 
 _parsing = ProcessLock()
-"""Held while a header is parsed: numpy parses it as Python, and Python 3.11 may raise SystemError if
-several threads parse at the same time."""
+"""A lock that is held while a header is parsed. Numpy parses headers as Python code, and Python
+3.11 may raise SystemError if several threads parse at the same time."""
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of a `.npy` file that is open at its start. Returns its version, shape,
-    whether it is in Fortran order, and dtype; for versions other than (1, 0) only the version.
+    """Read the header of a `.npy` file that is open at its start.
 
-    Raises: ValueError if it is not a `.npy` file.
+    Returns: the version of the format, the shape, whether the array is in Fortran order, and the
+        dtype. Only the version is meaningful if it is not (1, 0).
+    Raises: ValueError if the file is not a `.npy` file.
     """
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
@@ -186,7 +190,8 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
 
 
 def _describe_file(path: Path) -> str:
-    """Describe what an array's file contains, by its header and its size."""
+    """Return a description of the content of an array's file, for messages. It is based on the
+    file's header and size."""
     try:
         with path.open("rb") as file:
             version, shape, fortran_order, dtype = read_header(file)

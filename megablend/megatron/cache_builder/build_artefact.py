@@ -1,5 +1,5 @@
-"""Build artefacts in this process: arrays are made in the order of Megatron's random draws, and
-written to the disk as they are made."""
+"""Build artefacts in this process. Arrays are computed in the order in which Megatron draws random
+numbers for them, and written to the disk while they are computed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
 _SMALL = 1 << 16
 """Number of samples below which shuffling a dataset takes less time than starting a thread."""
 _DRAWN = 1 << 22
-"""Number of samples of a blend that are computed at a time: 40 MiB."""
+"""Number of samples of a blend that are computed at a time; they take 40 MiB."""
 _MAX_BYTES = 1 << 23
 """Maximum number of bytes of the arrays of a small dataset."""
 TOGETHER_BYTES = 1 << 21
-"""Maximum number of bytes of the arrays of datasets that are built together: they are still in a
-core's caches when they are written."""
+"""Maximum number of bytes of the arrays of all datasets that are built together. Up to this size,
+the arrays are still in a core's caches when they are written."""
 MAX_TOGETHER = 64
 """Maximum number of datasets that are built together."""
 _ALIGNMENT = 64
@@ -50,13 +50,13 @@ def build_dataset(
     threads: int,
     overlap: bool,
 ) -> None:
-    """Write a dataset's document, sample and shuffle index.
+    """Write the document, sample and shuffle index of a dataset.
 
     Args:
-        commits: takes the files when they are complete.
+        commits: receives the artefact when its files are complete.
         threads: number of threads for the sample index.
-        overlap: whether to make the shuffle index at the same time as the sample index, which takes
-            the memory of both.
+        overlap: whether to make the shuffle index and the sample index at the same time, which
+            needs memory for both.
 
     Raises: DataError if the `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
@@ -84,15 +84,15 @@ def build_divided(
     begun: Callable[[Path, Path], None],
     await_rows: Callable[[], None],
 ) -> None:
-    """Write a dataset's document and shuffle index, while all ranks write parts of its sample
+    """Write the document and shuffle index of a dataset, while all ranks write parts of its sample
     index.
 
     Args:
-        begun: called with the files of the document index, which is complete, and of the sample
-            index, which has its size and no content yet.
+        begun: called with two paths: the file of the document index, which is complete, and the
+            file of the sample index, which has its full size but no content yet.
         await_rows: waits until the sample index is complete.
 
-    For other args and the errors raised, see build_dataset.
+    For the other arguments and the errors raised, see build_dataset.
     """
     documents, generator = _documents(job, request)
     with ArtefactWriter(job.artefact, commits) as out:
@@ -105,8 +105,8 @@ def build_divided(
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
-    """Write a blend's dataset index and dataset sample index, part by part. Raises: CacheError;
-    StoppedError."""
+    """Write the dataset index and the dataset sample index of a blend, part by part. Raises:
+    CacheError; StoppedError."""
     blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, commits) as out,
@@ -127,7 +127,7 @@ def _blend(job: BlendJob) -> ExactBlend:
 
 
 def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator]:
-    """Make the document index; return it, and the generator that shuffled it."""
+    """Make the document index. Returns the index, and the random generator that has shuffled it."""
     generator = Generator(request.random_seed)
     documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
     is_final_separate = job.samples_before_final is not None
@@ -166,7 +166,7 @@ def _write_shuffle_index(job: DatasetJob, generator: Generator, out: ArtefactWri
 
 
 def is_small(job: Job) -> bool:
-    """Return whether `build_small` can build a job."""
+    """Return whether a job is a small dataset that `build_small` can build."""
     if not isinstance(job, DatasetJob):
         return False
     first = job.samples_before_final
@@ -181,13 +181,13 @@ def is_small(job: Job) -> bool:
 def build_small(
     jobs: Sequence[DatasetJob], request: CacheRequest, commits: Commits, lengths: LengthReader
 ) -> None:
-    """Write the document, sample and shuffle index of each dataset.
+    """Write the document, sample and shuffle index of each of several small datasets.
 
     Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
-    # For each file of each job: its description and three arrays (the bytes with which it begins,
-    # where it begins in the buffer, and its size)
+    # For each file of each job (a description and three arrays): its first bytes, its position
+    # in the buffer, and its size
     texts: list[bytes] = []
     starts: list[int] = []
     sizes: list[int] = []
@@ -218,8 +218,11 @@ def build_small(
 
 
 def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> SmallDataset:
-    """Make the SmallDataset of a job, whose document, sample and shuffle index have their places at
-    `begins`. Raises: DataError if its `.idx` cannot be read."""
+    """Return the SmallDataset of a job. Raises: DataError if its `.idx` cannot be read.
+
+    Args:
+        begins: the places of the document, sample and shuffle index in the buffer.
+    """
     part = job.size
     documents, rows, samples = begins
     stored = lengths.find(job.part.prefix, part)
@@ -239,8 +242,8 @@ def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> S
 
 
 def _buffer(size: int) -> Any:
-    """Return at least `size` bytes of this thread's buffer, which is reused: getting new pages from
-    the system takes as long as filling them."""
+    """Return a buffer of at least `size` bytes. It belongs to this thread and is reused: getting
+    new memory pages from the system takes as long as filling them."""
     buffer = getattr(_buffers, "bytes", None)
     if buffer is None or len(buffer) < size:
         memory = np.empty(size + _ALIGNMENT, np.uint8)

@@ -1,4 +1,5 @@
-"""Fill a cache with the files that Megatron's builder will look for, by all ranks of a launch.
+"""Fill a cache with the files that Megatron's builder will look for. All ranks of a launch share
+the work.
 
     each rank  counts the tokens of its share of the prefixes      -> all ranks
     each rank  plans all of the work, checks its share of the cache's files    -> all ranks
@@ -59,19 +60,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
-"""Number of threads of a rank that open files, which takes a while on a network file system."""
+"""Number of threads of a rank that open files. Opening a file takes long on a network file
+system."""
 _KEPT_BYTES = 1 << 27
-"""Number of bytes of lengths that a rank keeps until it builds if its memory is not limited."""
+"""If the memory is not limited: the number of bytes of lengths that a rank keeps in memory from
+counting until building."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
-    """A report of the artefacts that were built, or would be built; the same on all ranks."""
+    """A report about the artefacts that were built, or would be built in a dry run. It is the same
+    on all ranks."""
 
     splits: tuple[SplitPlan, ...]
     """The splits of the cache."""
     missing: frozenset[str]
-    """The base names of the artefacts that were missing or outdated; they were built, except in a
+    """The base names of the artefacts that were missing or outdated. They were built, except in a
     dry run."""
     notes: tuple[str, ...]
     """Non-fatal warnings: damaged files, changed data, a file system without locks."""
@@ -89,17 +93,18 @@ def prepare_cache(
     max_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CacheReport:
-    """Build the missing files of a cache; nothing in a dry run.
+    """Build the missing files of a cache. All ranks of the launch must call this function.
 
     Args:
-        request: the same on all ranks.
-        storage: reads the datasets' files.
+        request: the files to build; the same on all ranks.
+        storage: reads the files of the datasets.
+        dry_run: whether to report only what would be built.
         max_memory: limit in bytes for the arrays of all ranks of a node together; None for most of
             the node's free memory.
         progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, PlanError, DataError, CacheError if there is one process; with several
-        ranks, one prints its error and all exit with its exit code.
+    Raises: ConfigError, PlanError, DataError, CacheError if there is only one process. With several
+        ranks, the rank that fails prints its error, and all ranks exit with its exit code.
     """
     try:
         with _without_collection():
@@ -121,8 +126,8 @@ def _prepare(
     max_memory: int | None,
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
-    """Do what `prepare_cache` does. Returns None if another build has changed the cache, which must
-    then be checked again."""
+    """Do the work of `prepare_cache` once. Returns None if another build has changed the cache in
+    the meantime, so that it must be checked again."""
     start = time.monotonic()
     cache = Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
@@ -190,7 +195,8 @@ def _prepare(
 def _part_sizes(
     request: CacheRequest, launch: Communicator, lengths: LengthReader
 ) -> dict[PartKey, PartSize]:
-    """Count all parts; each `.idx` is read by one rank, once. Returns the same on every rank."""
+    """Return the sizes of all parts of datasets, on every rank. Each `.idx` is read once, by one of
+    the ranks."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for layout in layouts(request):
         for part in layout.parts:
@@ -207,8 +213,8 @@ def _part_sizes(
 
 
 def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[str, str]:
-    """Return, by base name, the problem of each artefact that the cache lacks; "" if it has no
-    description."""
+    """Return the problem of each artefact that is missing or unusable in the cache, by base name.
+    The problem is "" if the artefact has no description."""
     names = names_in(cache)
     problems = _map_shared(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
     return {
@@ -219,7 +225,8 @@ def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[st
 
 
 def _map_shared(function: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
-    """Call a function for all items, shared among the ranks. Returns all results on every rank."""
+    """Call a function for all items, divided among the ranks. Returns the results for all items on
+    every rank."""
     results: list[R | None] = [None] * len(items)
     own_results = map_waiting(function, items[launch.rank :: launch.size], _READERS)
     for rank, of_rank in enumerate(launch.allgather(own_results)):
@@ -228,7 +235,8 @@ def _map_shared(function: Callable[[T], R], items: Sequence[T], launch: Communic
 
 
 def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
-    """Return all jobs, each artefact once, since a blend may contain a prefix twice."""
+    """Return the jobs of all splits. Each artefact is included only once, although a blend may
+    contain a prefix twice."""
     jobs = [job for split in splits for job in split.jobs]
     return list({job.artefact.base: job for job in jobs}.values())
 
@@ -243,16 +251,17 @@ def _open_cache(
     stack: contextlib.ExitStack,
 ) -> list[str] | None:
     """Lock the cache until `stack` closes, remove leftovers of killed builds, and check that there
-    is free space. Returns notes; None if another build was at work before this one held the lock.
+    is enough free space.
 
     Args:
         jobs: all jobs of the request.
         missing: the jobs that will be built.
-        outdated: base names of those that exist, but were made from other data or settings.
-        newest: on rank 0, number of the newest marker before the cache was looked at.
-
-    Raises: CacheError if the cache cannot be written, is in use, has no room, or is another folder
-        on this rank.
+        outdated: base names of existing artefacts that were made from other data or settings.
+        newest: number of the newest marker before the cache was examined; only used on rank 0.
+    Returns: notes for the report; None if another build has changed the cache since it was
+        examined.
+    Raises: CacheError if the cache cannot be written, is in use, lacks free space, or is another
+        folder on this rank than on rank 0.
     """
     cache = Path(request.path_to_cache).absolute()
     work = cache / WORK_FOLDER
@@ -285,8 +294,8 @@ def _open_cache(
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Pause Python's search for reference cycles, which the many objects of a plan would trigger
-    although they have none."""
+    """Disable Python's garbage collector. It would run often because of the many objects of a plan,
+    although they contain no reference cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,13 @@
-"""A catalog: one file with the lengths of many `.idx` files, which a rank opens instead of
-thousands of pairs.
+"""Catalogs: a catalog contains the sequence lengths of many `.idx` files, so that a rank can open
+it instead of thousands of pairs.
 
     megablend-lengths/<digest of the prefixes>.npy     int32, the lengths of all pairs, one after the other
     megablend-lengths/<digest of the prefixes>.json    for each prefix its first entry, the number of its
                                                        sequences, token dtype, and the etags of `.idx` and `.bin`;
                                                        written last
 
-All ranks of a launch build it; each reads a share of the prefixes.
+All ranks of a launch build a catalog together; each reads the `.idx` files of a share of the
+prefixes.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
 
 @lru_cache(maxsize=8)
 def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
-    """Open a catalog, only once per process. Returns the lengths of all pairs, int32,
-    memory-mapped; and the entry of each pair by its prefix.
+    """Open a catalog. Results are cached, so each catalog is opened once per process.
 
-    Raises: CacheError if there is none, or it is damaged.
+    Returns: the lengths of all pairs (int32, memory-mapped), and the entry of each pair by prefix.
+    Raises: CacheError if the catalog is missing or damaged.
     """
     try:
         # A kernel is called faster with a plain array than with a memmap
@@ -62,8 +63,8 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
 def build_catalog(
     cache: str, prefixes: Sequence[str], *, launch: Communicator, storage: Storage
 ) -> None:
-    """Write the catalog of these prefixes, unless there is one for the same versions of the files.
-    All ranks of the launch call it.
+    """Write the catalog of these prefixes, unless it exists already for the same versions of the
+    files. All ranks of the launch must call this function.
 
     Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written.
     """
@@ -95,7 +96,7 @@ def build_catalog(
 
 
 def _read_entry(prefix: str, storage: Storage) -> dict[str, Any]:
-    """Return the entry of a pair in the catalog, without `first`."""
+    """Return the entry of a pair in the catalog, without the key `first`."""
     path = f"{prefix}.idx"
     state = storage.stat(path)
     data = storage.stat(f"{prefix}.bin")
@@ -108,7 +109,7 @@ def _read_entry(prefix: str, storage: Storage) -> dict[str, Any]:
 
 
 def _is_current(path: Path, text: bytes) -> bool:
-    """Return whether a catalog exists and has these entries."""
+    """Return whether the catalog at this path exists and its JSON is `text`."""
     try:
         return path.with_suffix(".json").read_bytes() == text and path.with_suffix(".npy").is_file()
     except OSError:

@@ -1,13 +1,13 @@
-"""Commit finished artefacts, many at a time: all of their files are flushed at once, then renamed
-to their final names, descriptions last.
+"""Commit finished artefacts in batches: the files of a batch are flushed to disk together, and then
+renamed to their final names, descriptions last.
 
-Megatron considers an artefact present if its files exist. So no name may appear before the bytes
-are on the disk, and no description before its arrays: a build that is killed, or a machine that
-loses power, then leaves nothing that counts as present.
+Megatron considers an artefact complete if its files exist. So no file may get its final name before
+its bytes are on the disk, and no description before its arrays. If a build is killed or a machine
+loses power, no incomplete artefact is then taken for a complete one.
 
-On local file systems, `syncfs` flushes all files at once, which takes about as long as flushing two
-or three of them. On others (network file systems may not pass it on), each file is flushed when it
-is closed.
+On local file systems, `syncfs` flushes all files together, which takes about as long as flushing
+two or three single files. On other file systems, each file is flushed before it is closed, since
+network file systems may ignore `syncfs`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.system.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 
 WORK_FOLDER = ".megablend"
-"""The folder inside the cache, so on the same file system, for the build lock and incomplete
-files."""
+"""The folder for the build lock and incomplete files. It is inside the cache, so that it is on the
+same file system."""
 _MIN_BATCH_BYTES = 8 << 20
-"""Minimum number of bytes of arrays that are committed together, so that flushes are few."""
+"""Minimum number of bytes of arrays that are committed together, so that there are few flushes."""
 _MAX_BATCH_BYTES = 64 << 20
 """Maximum number of bytes that are committed together, so that a killed build loses little."""
 _MIN_BATCHES = 4
-"""Minimum number of commits of a build, if batches are then large enough: all but the last one
-overlap with building."""
+"""Minimum number of commits in a build, as long as batches are large enough: all commits but the
+last overlap with building."""
 MAX_BUFFERS = 1024
 """Maximum number of buffers that Linux writes in one call (IOV_MAX)."""
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -54,28 +54,31 @@ _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0
 _REPORTS_ERRORS = (5, 8)
 """The first version of Linux whose syncfs reports write errors."""
 _BUFFER_BYTES = 1 << 20
-"""Number of bytes of rows that are collected before they are written, since a system call for each
-small array takes longer than writing it."""
+"""Number of bytes of rows that are collected before they are written, since a system call takes
+longer than writing a small array."""
 
 
 class StoppedError(Exception):
-    """Raised to end work in progress after the build has failed elsewhere; it is not reported."""
+    """Raised to end work in progress when the build has failed elsewhere. This exception is never
+    reported."""
 
 
 class Commits:
-    """Commits a rank's finished artefacts in batches, the last ones by `finish`.
+    """The finished artefacts of a rank, which are committed in batches. `finish` commits the last
+    batch.
 
     Args:
         cache: folder of the cache, in which WORK_FOLDER exists.
-        stop: set when the build has failed elsewhere: from then on nothing is committed, and
-            StoppedError is raised.
-        nbytes: bytes of all arrays that will be added, as far as known.
+        stop: set when the build has failed elsewhere. From then on nothing is committed, and
+            methods raise StoppedError.
+        nbytes: total number of bytes of the arrays that will be added, as far as known.
     """
 
     def __init__(self, cache: Path, stop: threading.Event, nbytes: int = 0) -> None:
         self.stop = stop
         self.folder = cache / WORK_FOLDER / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-        """The folder of files that are not committed yet; they have their final names."""
+        """The folder of the files that are not committed yet. They already have their final names
+        there."""
         self._cache = cache
         self._flushes_together = can_flush_together(cache)
         self._waiting: list[Artefact] = []
@@ -89,15 +92,15 @@ class Commits:
 
     def _open(self, folder: Path) -> int:
         fd = os.open(folder, _FOLDER_FLAGS)
-        # Not closed by `close`: a thread that has not ended may use the descriptor, or its number,
-        # which another file may have then
+        # Not closed by `close`: a thread that is still running may use the descriptor, whose number
+        # might belong to another file by then
         weakref.finalize(self, os.close, fd)
         return fd
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
-        """Open a new file of this name; the context is its descriptor. Raises: CacheError if it
-        cannot be written."""
+        """Create a new file with this name, as a context manager that yields its file descriptor.
+        Raises: CacheError if the file cannot be written."""
         with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
             fd = os.open(name, _NEW_FILE_FLAGS, 0o666, dir_fd=self._folder_fd)
             try:
@@ -114,7 +117,7 @@ class Commits:
         starts: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Write all files of artefacts in one call, and add the artefacts.
+        """Write all files of several artefacts in one call, and add the artefacts to the batch.
 
         Args:
             data: uint8, the bytes of all files.
@@ -151,8 +154,8 @@ class Commits:
         self.add(*artefacts)
 
     def add(self, *artefacts: Artefact) -> None:
-        """Add artefacts whose files are all written; they are committed now or later. Called from
-        any thread. Raises: CacheError; StoppedError."""
+        """Add artefacts whose files are completely written. They are committed now or later. May be
+        called from any thread. Raises: CacheError; StoppedError."""
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
@@ -161,7 +164,8 @@ class Commits:
             self.finish()
 
     def finish(self) -> None:
-        """Commit all artefacts that were added. Raises: CacheError; StoppedError."""
+        """Commit all artefacts that were added and are not committed yet. Raises: CacheError;
+        StoppedError."""
         with self._lock:
             batch = self._waiting
             self._waiting = []
@@ -173,7 +177,7 @@ class Commits:
                 self._commit(batch)
 
     def discard(self, artefact: Artefact) -> None:
-        """Remove the files of an artefact that was not added."""
+        """Remove the files of an artefact that has not been added."""
         for name in artefact.file_names:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._folder_fd)
@@ -214,8 +218,8 @@ class Commits:
 
 
 def _packed(names: Sequence[str]) -> tuple[Array, Array]:
-    """Join names as C strings, each followed by a zero byte. Returns them, uint8, and the position
-    at which each begins, int64 [n]."""
+    """Join names as C strings, each followed by a zero byte. Returns the bytes (uint8), and the
+    position at which each name begins (int64 [n])."""
     starts = np.zeros(len(names), np.int64)
     np.cumsum([len(name) + 1 for name in names[:-1]], out=starts[1:])
     return np.frombuffer("\0".join([*names, ""]).encode(), np.uint8), starts
@@ -223,7 +227,8 @@ def _packed(names: Sequence[str]) -> tuple[Array, Array]:
 
 @contextmanager
 def _naming_files_of(folder: Path) -> Iterator[None]:
-    """Add the folder to the path in an OSError of a call relative to the folder's descriptor."""
+    """Add the path of the folder to the file name in an OSError. Calls relative to a folder's
+    descriptor report the bare name."""
     try:
         yield
     except OSError as error:
@@ -233,8 +238,8 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
 
 
 def can_flush_together(folder: Path) -> bool:
-    """Return whether `syncfs` flushes all files of the folder's file system to disk, and reports
-    failures."""
+    """Return whether `syncfs` reliably flushes all files of the folder's file system to disk and
+    reports failures."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if release is None or (int(release[1]), int(release[2])) < _REPORTS_ERRORS:
         return False
@@ -248,7 +253,12 @@ def can_flush_together(folder: Path) -> bool:
 
 
 def _syncfs(folder: int) -> None:
-    """Wait until all files of the file system of an open folder are on the disk. Raises: OSError."""
+    """Wait until all files are on the disk that belong to the file system of an open folder.
+
+    Args:
+        folder: file descriptor of the folder.
+    Raises: OSError.
+    """
     while _libc().syncfs(folder):
         number = ctypes.get_errno()
         if number != errno.EINTR:
@@ -261,8 +271,8 @@ def _libc() -> Any:
 
 
 def write_all(fd: int, buffers: list[Any]) -> None:
-    """Write all bytes of the buffers, in several calls if the system stops early, at 2 GiB or on a
-    signal."""
+    """Write all bytes of the buffers. Several system calls are needed if the system stops early,
+    which happens at 2 GiB or on a signal."""
     while buffers:
         done = os.writev(fd, buffers[:MAX_BUFFERS])
         while buffers and done >= len(buffers[0]):
@@ -283,7 +293,7 @@ class ArrayFile:
         self._buffered = 0
 
     def append(self, rows: Array) -> None:
-        """Write the next rows, which must have the array's dtype, and must not be changed
+        """Write the next rows. They must have the array's dtype, and must not be changed
         afterwards. Raises: StoppedError."""
         if self._stop.is_set():
             raise StoppedError
@@ -296,7 +306,7 @@ class ArrayFile:
             self._write()
 
     def close(self) -> None:
-        """Write rows that were collected; the array must be complete."""
+        """Write the rows that were collected and not written yet. The array must be complete."""
         assert self._left == 0, f"{self._left} bytes of the array are missing"
         self._write()
 
@@ -307,10 +317,10 @@ class ArrayFile:
 
 
 class ArtefactWriter:
-    """Writes one artefact. As a context, it adds the artefact to `commits` if it exits without an
-    error, and leaves no files otherwise.
+    """A context manager for writing the files of one artefact. If the context exits without an
+    error, the artefact is added to `commits`; otherwise its files are removed.
 
-    After the build has stopped, nothing more is written: StoppedError is raised.
+    When the build has been stopped, methods write nothing and raise StoppedError.
     """
 
     def __init__(self, artefact: Artefact, commits: Commits) -> None:
@@ -323,7 +333,8 @@ class ArtefactWriter:
 
     @contextmanager
     def array(self, name: str) -> Iterator[ArrayFile]:
-        """Open the file of an array; it is complete when the context ends."""
+        """Open the file of an array, as a context manager. All rows must be written when the
+        context ends."""
         spec = self._spec(name)
         with self._new_file(spec) as fd:
             array = ArrayFile(fd, spec, self._commits.stop)
@@ -331,16 +342,17 @@ class ArtefactWriter:
             array.close()
 
     def write(self, name: str, array: Array) -> None:
-        """Write an array at once."""
+        """Write a whole array to its file."""
         with self.array(name) as file:
             file.append(array)
 
     def path(self, name: str) -> Path:
-        """Return the path of an array's file until it is committed."""
+        """Return the path that an array's file has until it is committed."""
         return self._commits.folder / self._artefact.file_name(name)
 
     def reserve(self, name: str) -> None:
-        """Write the file of an array, whose entries are all 0, for others to write into."""
+        """Create the file of an array with its full size, filled with zeros. Other ranks write the
+        entries."""
         spec = self._spec(name)
         with self._new_file(spec) as fd:
             write_all(fd, [spec.header])

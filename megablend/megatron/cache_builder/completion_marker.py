@@ -1,26 +1,28 @@
-"""Completion markers: a file that lists everything in a request's cache, so that the next run does
-not have to open `.idx` files and arrays.
+"""Completion markers: a completion marker is a file that lists all files of a request in the cache,
+so that the next run does not have to open `.idx` files and arrays.
 
     .megablend/whole-<digest of the request>.json
 
     artefacts    [[base, {array: bytes of its file}], ...]
     made_of      [what the arrays of each artefact depend on, ...]
-    number       one more than that of any marker before
+    number       one more than the number of any earlier marker
     datasets     [[prefix, split, samples asked for, samples], ...]
     pairs        {prefix: [bytes of its .idx, bytes of its .bin], ...}
     modified     {prefix: [when each was written, in ns], ...}
 
-A line with the digest of this JSON follows it. A marker that is no longer valid is kept, with
-`.past` appended to its name. A build that has begun writes one with `.begun` appended to its name,
-which has the first three keys. Both still record what the artefacts were made from.
+The JSON is followed by a line with its digest. A marker that is no longer valid is kept, with
+`.past` appended to its name. When a build begins, it writes a marker with only the first three
+keys, with `.begun` appended to its name. Both kinds still record what the artefacts were made from.
 
-A marker is written when a build ends. A run that finds it compares the names and sizes of all
-files, and then knows the number of samples of every dataset; other damage shows when the arrays are
-opened. If a file of a pair is missing, or its size or time has changed, the marker is no longer
-valid: a build reads the lengths of all documents, and makes again the arrays that, according to a
-marker, were made from other lengths or with other settings (their names and shapes may be the
-same). Times are only a hint: if data was copied or touched, its lengths are read once more, and no
-array is made again.
+A marker is written when a build ends. A run that finds the marker compares the names and sizes of
+all files. It then knows the number of samples of every dataset; any other damage is noticed when
+the arrays are opened.
+
+If a file of a pair is missing, or its size or time has changed, the marker is no longer valid. A
+build then reads the lengths of all documents. It rebuilds the arrays that, according to a marker,
+were made from other lengths or with other settings, since such arrays may have the same names and
+shapes. Times are only a hint: if data was copied or touched, its lengths are read once more, but no
+array is rebuilt.
 """
 
 from __future__ import annotations
@@ -43,34 +45,35 @@ from megablend.system.atomic_write import flush_folder, replace_file, translate_
 from megablend.system.digest import hex_digest
 
 _VERSION = 3
-"""Part of a request's digest: markers of another version are not found."""
+"""Version of the format. It is part of the digest in the file name, so markers of other versions
+are not found."""
 _SUFFIX = ".json"
-"""End of the name of a valid marker."""
+"""File name suffix of a valid marker."""
 _PAST = ".past"
 """Suffix that is added to the name of a marker that is no longer valid."""
 _BEGUN = ".begun"
 """Suffix that is added to the name of the marker of a build that has begun."""
 
 DatasetKey = tuple[str, int, int | None]
-"""Prefix of a dataset, number of its split, and requested number of samples."""
+"""The prefix of a dataset, the number of its split, and the requested number of samples."""
 Pairs = dict[str, PairState]
-"""States of the data's files, by prefix."""
+"""The states of the files of pairs, by prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """The content of a valid marker: all files of the cache, and of the data, exist with the right
-    sizes."""
+    """The content of a valid completion marker. All files of the cache and of the data exist with
+    the sizes that the marker lists."""
 
     num_samples: Mapping[DatasetKey, int]
     """The number of samples of each dataset."""
     pairs: Mapping[str, PairState]
-    """States of the data's files when they were checked, by prefix."""
+    """The states of the files of pairs when they were checked, by prefix."""
 
 
 def read_marker(request: CacheRequest) -> Marker | None:
-    """Read the completion marker of a request; None if its cache has none, or one that is damaged
-    or no longer valid."""
+    """Read the completion marker of a request. Returns None if the cache has no marker for it, or
+    the marker is damaged or no longer valid."""
     cache = Path(request.path_to_cache)
     content = _read_content(_path_of(request))
     if content is None:
@@ -114,13 +117,14 @@ def begin_build(
     outdated: Collection[str],
     cache: Path,
 ) -> None:
-    """Record what artefacts will be made of before they are made, in case the build is killed.
+    """Record what artefacts will be made from, before they are made, in case the build is killed.
 
     Args:
         jobs: all jobs of the request.
         missing: base names of the artefacts that will be built; markers that list one of them
             become invalid.
-        outdated: base names of those that exist; their descriptions are removed.
+        outdated: base names of the existing artefacts that are outdated. Their descriptions are
+            removed.
 
     Raises: CacheError.
     """
@@ -143,20 +147,20 @@ def begin_build(
 
 
 def newest_number(cache: Path) -> int:
-    """Return the number of a cache's newest marker, 0 without markers. If it changes, another build
-    has begun or ended."""
+    """Return the number of the newest marker in a cache; 0 if there are no markers. If this number
+    changes, another build has begun or ended."""
     return max([_number_of(content) for _, content in _list_markers(cache)], default=0)
 
 
 def write_marker(
     request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool
 ) -> None:
-    """Write the marker of a cache.
+    """Write the completion marker of a request to its cache.
 
     Args:
-        pairs: states of the data's files before they were read: if one was replaced since, the
-            marker is not valid.
-        built: whether the cache was just built; otherwise it was found complete.
+        pairs: states of the data's files before they were read. If a file has been replaced since
+            then, the marker will not be valid.
+        built: whether the cache has just been built; false if it was already complete.
 
     Raises: CacheError.
     """
@@ -190,11 +194,11 @@ def write_marker(
 
 
 def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """List all markers of a cache, valid or not, with their contents, the oldest first. Damaged
-    ones are left out.
+    """Return the paths and contents of all markers in a cache, oldest first, including markers that
+    are no longer valid. Damaged markers are left out.
 
-    They are sorted by number, because modification times may be in any order in a copied cache.
-    Older versions wrote no numbers.
+    Markers are sorted by number, because modification times may be in any order in a copied cache.
+    Markers of older versions have no number; they are sorted by modification time.
     """
     markers = []
     for path in (cache / WORK_FOLDER).glob("whole-*.json*"):
@@ -208,7 +212,7 @@ def _list_markers(cache: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _read_content(path: Path) -> dict[str, Any] | None:
-    """Read a marker's content; None if it is missing or damaged."""
+    """Read the content of a marker. Returns None if the marker is missing or damaged."""
     try:
         text, _, digest = path.read_text(encoding="utf-8").rpartition("\n")
         content: dict[str, Any] = json.loads(text)
@@ -218,7 +222,7 @@ def _read_content(path: Path) -> dict[str, Any] | None:
 
 
 def _write_content(path: Path, content: dict[str, Any]) -> None:
-    """Write a marker, and replace an existing one."""
+    """Write a marker, replacing an existing file."""
     text = json.dumps(content)
     replace_file(path, f"{text}\n{hex_digest(text)}".encode())
 
@@ -232,8 +236,8 @@ def _bases_of(content: dict[str, Any]) -> list[str]:
 
 
 def _inputs_by_base(content: dict[str, Any]) -> dict[str, object]:
-    """Return, by base name, what the artefacts that a marker lists were made of; None for artefacts
-    of an older marker whose data has changed."""
+    """Return, by base name, what the artefacts of a marker were made from. The value is None for
+    artefacts of an older marker whose data has changed."""
     if "made_of" in content:
         return dict(zip(_bases_of(content), content["made_of"], strict=True))
     # An older version wrote only the sizes of the data's files
@@ -244,8 +248,8 @@ def _inputs_by_base(content: dict[str, Any]) -> dict[str, object]:
 
 
 def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
-    """Return whether an artefact's files exist, with the given sizes of arrays. Raises:
-    FileNotFoundError."""
+    """Return whether the files of an artefact exist and the arrays have the given sizes. Raises:
+    FileNotFoundError if a file is missing."""
     # There are thousands of files, and a Path takes as long as the call
     stem = f"{cache}/{base}-"
     os.stat(f"{stem}description.txt")  # noqa: PTH116
@@ -253,7 +257,7 @@ def _exists(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
 
 
 def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
-    """Return whether a pair's files are missing, or their sizes have changed."""
+    """Return whether a file of a pair is missing or its size has changed."""
     return any(
         before is not None and now != before
         for before, now in zip(sizes, sizes_of(pair), strict=True)
@@ -269,6 +273,6 @@ def _path_of(request: CacheRequest) -> Path:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without copying thousands of prefixes as
-    dataclasses.asdict does."""
+    """Return the fields of a dataclass by name. Unlike dataclasses.asdict, this does not copy
+    thousands of prefixes."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -1,12 +1,12 @@
-"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order
-needs but files do not store.
+"""Document tables: the lengths of all documents in Parquet or Arrow files. Megatron's order needs
+these lengths, but the files do not store them.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
     megablend-documents/<address>.json          which snapshot serves an address, its table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its snapshot as long as its json exists: a run that continues does not see files
-that are added later, and files that are replaced are refused. Remove the json to have the files
+An address keeps its snapshot as long as its JSON file exists. So a run that continues does not see
+files that were added later, and replaced files are refused. Remove the JSON file to have the files
 indexed again.
 """
 
@@ -38,22 +38,22 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 _BLOCK_BYTES = 1 << 20
-"""Block size of the index: small, since Megatron's order reads documents at random."""
+"""Block size of the index. Blocks are small, since Megatron's order reads documents at random."""
 _MAX_TOKENS = (1 << 31) - 1
-"""Maximum number of tokens of a document: Megatron counts them as int32."""
+"""Maximum number of tokens in a document: Megatron stores lengths as int32."""
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
-"""The folder inside Megatron's cache folder: a cache as `megablend build` makes it."""
+"""A folder inside Megatron's cache folder: a cache of the kind that `megablend build` makes."""
 _snapshots: WeakValueDictionary[tuple[str, str], Snapshot] = WeakValueDictionary()
-"""The snapshots that are in use, by cache and digest, so that all splits and datasets of a process
-share one memory map of each."""
+"""The snapshots in use, by cache and digest. All splits and datasets of a process share one memory
+map of each snapshot."""
 
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
-    """Index an address's files and count their documents, unless that was done before. All ranks of
-    the launch call it.
+    """Index the files of an address and write the table of their documents' lengths, unless both
+    exist already. All ranks of the launch must call this function.
 
-    Returns: the address with its index.
+    Returns: the address, with the digest of its index snapshot.
     Raises: ConfigError, DataError, CacheError.
     """
     known = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
@@ -98,10 +98,11 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
 
 
 def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
-    """Open the blocks of an address that names its index, and its table: int32 [num_documents],
-    memory-mapped.
+    """Open the blocks and the document table of an address that includes the digest of its index
+    snapshot.
 
-    Raises: CacheError if they are missing or damaged.
+    Returns: the blocks, and the lengths of the documents (int32 [num_documents], memory-mapped).
+    Raises: CacheError if the index or the table is missing or damaged.
     """
     path = table_path(cache, address)
     try:
@@ -113,8 +114,8 @@ def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockSto
 
 
 def pinned_address(cache: str, text: str) -> Address:
-    """Parse an address, and complete it with the index that was built for it. Raises: CacheError if
-    none was built; ConfigError."""
+    """Parse an address, and add the digest of the index snapshot that was built for it. Raises:
+    CacheError if the address has not been indexed; ConfigError."""
     address = parse_address(text)
     if address.index is not None:
         return address
@@ -128,13 +129,14 @@ def pinned_address(cache: str, text: str) -> Address:
 
 
 def table_path(cache: str, address: Address) -> Path:
-    """Return the path of the document table of an address that names its index."""
+    """Return the path of the document table of an address that includes the digest of its index
+    snapshot."""
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 
 def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | None:
-    """Return the address with its index; None if it was not indexed, or if its table is missing or,
-    with `check`, damaged."""
+    """Return the address with the digest of its index snapshot; None if it has not been indexed, if
+    its table is missing, or (with `check`) if its table is damaged."""
     try:
         pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))
         indexed = dataclasses.replace(address, index=pin["index"])
@@ -150,7 +152,7 @@ def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | N
 
 
 def _pin(cache: str, address: Address) -> Path:
-    """Return the path of the json that names the snapshot of an address."""
+    """Return the path of the JSON file that names the snapshot of an address."""
     return external_references_dir(_index(cache)) / f"{_key(address)}.json"
 
 
@@ -168,7 +170,8 @@ def _read_spec(address: Address) -> ReadSpec:
 
 
 def _has_token_documents(store: BlockStore, address: Address) -> bool:
-    """Return whether each token of a flat column counts as a document, since nothing ends any."""
+    """Return whether each token counts as a document. This is the case for a flat column whose
+    documents have no delimiter."""
     return address.documents is None and is_flat(store.snapshot.file(0).opened.meta)
 
 
@@ -187,8 +190,9 @@ def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
 
 
 def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
-    """Return the first block of a rank's share and the block after its last. Shares have about the
-    same number of tokens, and each begins where a document begins."""
+    """Return the range of blocks of a rank's share, as the number of its first block and the number
+    after its last. All shares have about the same number of tokens, and each begins at the start of
+    a document."""
     tokens = snapshot.tokens_before
     num_blocks = len(tokens) - 1
 

@@ -1,4 +1,5 @@
-"""Find the memory that is free for this process, within the limits of its control groups."""
+"""Determine how much memory is free for this process, considering the limits of its control groups
+(cgroups)."""
 
 from __future__ import annotations
 
@@ -7,23 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-"""The names of a group's limit, usage and inactive file pages, in version 2 of control groups."""
+"""In version 2 of control groups: the names of the limit, of the usage, and of the inactive pages
+of files."""
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 """The same names in version 1."""
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that are free for this process.
+    """Return the number of bytes of memory that are free for this process.
 
     Args:
-        root: the folder that contains /proc and /sys.
+        root: the folder that contains proc and sys.
     """
     (available,) = _numbers(root / "proc/meminfo", "MemAvailable:")
     return min([1024 * available, *_left_in_groups(root)])
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Yield the bytes that are left in each control group of this process that has a limit."""
+    """Yield the number of free bytes in each control group of this process that has a memory
+    limit."""
     # Raised by a kernel without control groups
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -45,8 +48,8 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _left(group: Path, limit_file: str, usage_file: str, inactive: str) -> int:
-    """Return the bytes between a group's usage and its limit. Inactive pages of files do not count:
-    the system frees them on demand."""
+    """Return the number of bytes that a control group may still use. Inactive pages of files do not
+    count as used, because the system frees them on demand."""
     limit = int((group / limit_file).read_text(encoding="ascii"))
     usage = int((group / usage_file).read_text(encoding="ascii"))
     (idle,) = _numbers(group / "memory.stat", inactive)
@@ -54,6 +57,6 @@ def _left(group: Path, limit_file: str, usage_file: str, inactive: str) -> int:
 
 
 def _numbers(path: Path, name: str) -> list[int]:
-    """Return the numbers in the lines of a file that begin with a name."""
+    """Return the number in each line of a file that begins with `name`."""
     lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     return [int(words[1]) for words in lines if words and words[0] == name]

@@ -1,5 +1,5 @@
-"""Local copies of the `.idx` files of pairs in object stores: a sample needs eight bytes of one for
-each of its documents.
+"""Local copies of the `.idx` files of pairs in object stores. They save many small requests: for
+each document of a sample, eight bytes of an `.idx` are read.
 
     <folder>/<bucket>/<key>.idx        as Megatron itself places them in `object_storage_cache_path`
     <folder>/<bucket>/<key>.idx.seen   the version of the object that was copied; written last
@@ -24,12 +24,12 @@ from megablend.storage.wrapper import WrapperStorage
 from megablend.system.atomic_write import replace_file, translate_os_errors
 
 _COPY_BYTES = 64 << 20
-"""Number of bytes that are read at a time when a file is copied."""
+"""Number of bytes that are read at a time while a file is copied."""
 
 
 class IdxCopies(WrapperStorage):
-    """Reads each `.idx` in an object store from its local copy, if that is a copy of the current
-    version; `stat` asks the store."""
+    """A storage that reads each `.idx` of an object store from its local copy, if there is a copy
+    of the current version. `stat` still asks the object store."""
 
     def __init__(self, inner: Storage, folder: Path) -> None:
         super().__init__(inner)
@@ -40,11 +40,12 @@ class IdxCopies(WrapperStorage):
         return IdxCopies, (self.inner, self._folder)
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading; versions are compared again."""
+        """See Storage.for_reading. The returned storage compares the versions of copies again."""
         return IdxCopies(self.inner.for_reading(), self._folder)
 
     def place(self, path: str) -> str:
-        """Return the path from which a file is read: the copy of an `.idx`, or `path` itself."""
+        """Return the path from which a file is read: the path of its local copy, or `path`
+        itself."""
         if not path.endswith(".idx") or not find_scheme(path):
             return path
         if path not in self._places:
@@ -73,7 +74,11 @@ class IdxCopies(WrapperStorage):
 
 
 def copy_path(folder: Path, path: str) -> Path:
-    """Return the path of the copy of an `.idx`."""
+    """Return the path of the local copy of an `.idx`.
+
+    Args:
+        path: the URL of the `.idx`.
+    """
     return folder / path.partition("://")[2]
 
 
@@ -81,7 +86,7 @@ def make_copies(
     prefixes: Sequence[str], folder: Path, *, launch: Communicator, storage: Storage
 ) -> None:
     """Copy the `.idx` files of pairs in object stores, unless there are copies of the current
-    versions. All ranks call it; each copies its share.
+    versions. All ranks must call this function; each copies a share of the files.
 
     Raises: DataError if a file cannot be read; CacheError if its copy cannot be written.
     """

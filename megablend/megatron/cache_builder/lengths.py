@@ -1,5 +1,5 @@
-"""Read and count sequence lengths, from the first fifth of each `.idx` file, or from a table, a
-`.npy` file of int32."""
+"""Read and sum the lengths of sequences. They are stored in an `.idx` file, of which they are the
+first part, or in a table, which is a `.npy` file of int32."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from megablend.storage.base import Storage
 from megablend.system.log import LOG
 
 _CHUNK = 1 << 20
-"""Number of lengths that are read at a time: 4 MiB."""
+"""Number of lengths that are read at a time; they take 4 MiB."""
 
 _MAX_KEPT = 1 << 16
-"""Maximum number of lengths that are kept in memory: reading more of them again from the page cache
-takes less time than using new memory."""
+"""Maximum number of lengths of a dataset that are kept in memory. More lengths are faster to read
+again from the page cache than to keep in newly allocated memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSize:
-    """The size of one part of a dataset."""
+    """The range of sequences of a part of a dataset, and their number of tokens."""
 
     begin: int
-    """The number of its first sequence."""
+    """The number of the first sequence of the part."""
     end: int
-    """The number of the sequence after its last one."""
+    """The number of the sequence after the last one of the part."""
     tokens: int
     num_sequences: int
     """The number of sequences in the whole dataset."""
     checksum: int
-    """The checksum of the lengths of its sequences; see `total_lengths`."""
+    """The checksum of the lengths of the part's sequences; see `total_lengths`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLengths:
-    """The place at which a dataset's lengths are stored: int32, one after another in a file."""
+    """The location of a dataset's lengths: consecutive int32 values in a file."""
 
     path: str
     offset: int
@@ -60,11 +60,12 @@ class StoredLengths:
     num_sequences: int
     storage: Storage
     kept: Array | None = field(default=None, compare=False, repr=False)
-    """All lengths, int32 [num_sequences], if they are kept in memory; otherwise None."""
+    """All lengths (int32 [num_sequences]) if they are kept in memory; otherwise None."""
 
     def read(self, first: int, last: int) -> Array:
-        """Read the lengths of sequences [first, last), without a check that none is negative:
-        int32.
+        """Read the lengths of sequences [first, last). Negative lengths are not rejected.
+
+        Returns: int32 [last - first].
         Raises: MissingFileError."""
         if self.kept is not None:
             return self.kept[first:last]
@@ -75,10 +76,11 @@ class StoredLengths:
         return lengths
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
-        """Return the sum and the checksum of the lengths of sequences from `first` on.
+        """Return the sum and the checksum of the lengths of consecutive sequences.
+        first: number of the first sequence, for error messages.
 
         Args:
-            position: the number that the first length has in the checksum.
+            position: position of the first length in the part over which the checksum is computed.
 
         Raises: CorruptFileError if a length is negative.
         """
@@ -94,10 +96,11 @@ class StoredLengths:
 
 
 def lengths_of(prefix: str, *, storage: Storage) -> StoredLengths:
-    """Find the lengths of a pair, and check that its `.bin` exists and contains the last sequence.
+    """Return the location of the lengths of a pair, and check that its `.bin` exists and contains
+    the last sequence.
 
-    Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError if `prefix` is
-        another address.
+    Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError if `prefix` is an
+        address of another format.
     """
     check_pair(prefix)
     path = f"{prefix}.idx"
@@ -133,7 +136,10 @@ def _check_end(prefix: str, header: Header, bin_bytes: int, storage: Storage) ->
 def _read_places(
     path: str, first: int, last: int, num_sequences: int, storage: Storage
 ) -> tuple[Array, Array]:
-    """Read the lengths and pointers of sequences [first, last): int32 and int64 [last - first]."""
+    """Read the lengths and positions of sequences [first, last).
+
+    Returns: lengths in tokens (int32) and positions in bytes (int64), both [last - first].
+    """
     offsets = np.array([4 * first, 4 * num_sequences + 8 * first]) + HEADER_BYTES
     sizes = np.array([4, 8]) * (last - first)
     data, starts = storage.read_ranges(
@@ -146,16 +152,16 @@ def _read_places(
 
 
 def counted_lengths(prefix: str, num_sequences: int, *, storage: Storage) -> StoredLengths:
-    """Return what `lengths_of` returns, for a pair whose sequences were counted before: its files
-    are not checked again."""
+    """Return the location of the lengths of a pair whose number of sequences is known. Unlike in
+    `lengths_of`, the files are not checked."""
     return StoredLengths(
         path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=num_sequences, storage=storage
     )
 
 
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
-    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError; see
-    StoredLengths.read."""
+    """Return the sizes of parts of a dataset. The lengths are read in one pass, with bounded
+    memory. Raises: DataError; see StoredLengths.read."""
     ranges = [sequence_range(span, stored.num_sequences) for span in spans]
     tokens = [0] * len(ranges)
     checksums = [0] * len(ranges)
@@ -180,8 +186,11 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
 
 
 def read_lengths(stored: StoredLengths) -> Array:
-    """Read and check all lengths: int32 [num_sequences]. Raises: CorruptFileError if one is
-    negative; MissingFileError."""
+    """Read and check all lengths of a dataset. Raises: CorruptFileError if a length is negative;
+    MissingFileError.
+
+    Returns: int32 [num_sequences].
+    """
     lengths = np.empty(stored.num_sequences, np.int32)
     for first, last in _chunks(0, stored.num_sequences):
         lengths[first:last] = stored.read(first, last)
@@ -190,11 +199,12 @@ def read_lengths(stored: StoredLengths) -> Array:
 
 
 def read_part(stored: StoredLengths, part: PartSize) -> Array:
-    """Return an array with an entry for each sequence, int32 [num_sequences], in which the lengths
-    of a part that was counted are filled in. (Other entries are 0 unless all lengths are kept; as
-    long as they are not accessed, they take no memory.)
+    """Read the lengths of a part whose size is known, into an array that has an entry for every
+    sequence of the dataset. Entries outside the part are 0, unless all lengths are kept in memory.
+    (Entries that are never accessed take no memory.)
 
-    Raises: ChangedFileError if the lengths differ from those that were counted; MissingFileError.
+    Returns: int32 [num_sequences].
+    Raises: ChangedFileError if the lengths have changed since they were counted; MissingFileError.
     """
     if stored.kept is not None:
         return stored.kept
@@ -206,10 +216,11 @@ def read_part(stored: StoredLengths, part: PartSize) -> Array:
 
 
 def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
-    """Check that the lengths of a part are those that were counted, if they had to be read again.
+    """Check that the lengths of a part have not changed since they were counted. Lengths that were
+    kept in memory need no check.
 
     Args:
-        lengths: int32 [n], lengths of the part's sequences.
+        lengths: int32 [n], the lengths of the part's sequences.
 
     Raises: ChangedFileError if they differ.
     """
@@ -230,10 +241,11 @@ def _chunks(begin: int, end: int) -> list[tuple[int, int]]:
 
 
 class LengthReader:
-    """Reads lengths for one rank, in any thread, and keeps some of them in memory.
+    """A thread-safe reader of the lengths of one rank's datasets. It keeps some of the lengths in
+    memory.
 
     Args:
-        keep_bytes: bytes of memory for lengths that were counted.
+        keep_bytes: number of bytes of memory for lengths that were counted.
     """
 
     def __init__(self, request: CacheRequest, storage: Storage, *, keep_bytes: int) -> None:
@@ -245,7 +257,12 @@ class LengthReader:
         self._lock = threading.Lock()
 
     def count(self, prefix: str, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
-        """Count parts of a dataset. Raises: DataError if its files are missing or damaged."""
+        """Return the sizes of parts of a dataset. Raises: DataError if the files of the dataset are
+        missing or damaged.
+
+        Args:
+            spans: the fractions of the sequences that the parts take, as (begin, end).
+        """
         stored = self._open_table(prefix) or lengths_of(prefix, storage=self._storage)
         whole = min(begin for begin, _ in spans), max(end for _, end in spans)
         size = stored.num_sequences
@@ -257,18 +274,22 @@ class LengthReader:
             return part_sizes(stored, spans)
         kept = dataclasses.replace(stored, kept=stored.read(0, size))
         sizes = part_sizes(kept, spans)
-        # Only now is it known that they are not damaged
+        # Only now is it known that the lengths are not damaged
         self._kept[prefix] = kept
         return sizes
 
     def find(self, prefix: str, size: PartSize) -> StoredLengths:
-        """Find the lengths of a dataset of which a part was counted, by this rank or another."""
+        """Return the location of the lengths of a dataset.
+
+        Args:
+            size: the size of a part of the dataset, which this or another rank has counted.
+        """
         kept = self._kept.get(prefix) or self._open_table(prefix)
         return kept or counted_lengths(prefix, size.num_sequences, storage=self._storage)
 
     def _open_table(self, prefix: str) -> StoredLengths | None:
-        """Find the lengths of a dataset that are in a table, a `.npy` file of int32; None for a
-        pair."""
+        """Return the location of a dataset's lengths in its table (a `.npy` file of int32); None if
+        the dataset is a pair and has no table."""
         path = self._tables.get(prefix)
         if path is None:
             return None

@@ -1,13 +1,13 @@
-"""Build large sample indices by all ranks: each rank writes the part of the file that belongs to
-its run of documents.
+"""Build large sample indices on all ranks. Each rank gets a run of documents (consecutive entries
+of the document index), and writes the rows of the samples that begin in this run.
 
     owner      shuffles the documents, begins the file          -> all ranks: begun
     each rank  reads its run, gathers and counts its lengths    -> all ranks: counted
     each rank  knows the tokens before its run; writes its rows -> all ranks: written
     owner      shuffles the samples at the same time; commits the artefact
 
-Messages are sent with the heartbeats of a build (see worker), so that a rank works on its own jobs
-until one arrives.
+The owner is the rank to which the job is assigned. Messages are sent with the heartbeats of a build
+(see worker.py), so that a rank works on its own jobs until a message arrives.
 """
 
 from __future__ import annotations
@@ -35,26 +35,28 @@ _POLL_SECONDS = 0.2
 
 
 class Message(NamedTuple):
-    """A message to all ranks about a divided job: that it has begun, that the run of a part was
-    counted, or that the rows of a part were written."""
+    """A message to all ranks about a divided job. It says that the job has begun, that the tokens
+    of a part were counted, or that the rows of a part were written."""
 
     job: int
     files: tuple[Path, ...] = ()
     """If the job has begun: the files of the document index, which is complete, and of the sample
-    index, which has its size and no content yet; none if there is nothing to do."""
+    index, which has its full size but no content yet. Empty if there is nothing to do."""
     part: int = -1
-    """The part that was counted or written; -1 if the job has begun."""
+    """The number of the part that was counted or written; -1 if the message says that the job has
+    begun."""
     tokens: int = -1
-    """The tokens of the part's run, if the part was counted; otherwise -1."""
+    """The number of tokens in the part's run if the message says that the part was counted;
+    otherwise -1."""
 
 
 class Parts:
-    """This rank's parts of the jobs that are divided among the ranks.
+    """This rank's work on the jobs that are divided among all ranks.
 
     Args:
         jobs: the jobs of all ranks.
-        assignment: the assignment of this rank: the divided jobs, and the number of parts.
-        wake: called from any thread when there is a message to send.
+        assignment: the assignment of this rank, with the divided jobs and the number of parts.
+        wake: called when there is a message to send, from any thread.
         stop: set when the build has failed.
     """
 
@@ -91,21 +93,22 @@ class Parts:
         self._tasks: list[Future[None]] = []
 
     def begin(self, job: int, *files: Path) -> None:
-        """Begin a job. Its owner calls this from any thread, with the files of its document and
-        sample index if there is work to do."""
+        """Announce to all ranks that a divided job has begun. The rank that owns the job calls this
+        method, from any thread. The files are those of the document and the sample index; without
+        files, there is nothing to do."""
         self._send(Message(job, files))
 
     def await_rows(self, job: int) -> None:
         """Wait until all parts of a job are written. Must not be called from the thread that calls
-        `receive`.
+        `receive`, since that would wait forever.
         Raises: StoppedError."""
         while not self._all_written[job].wait(_POLL_SECONDS):
             if self._stop.is_set():
                 raise StoppedError
 
     def take_messages(self) -> list[Message]:
-        """Return the messages to all ranks, this one included, that have not been sent yet. Raises:
-        the error of a part that failed."""
+        """Return the messages that have not been sent yet. They are for all ranks, including this
+        one. Raises: the error of a part that failed."""
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.remove(task)
             task.result()
@@ -115,7 +118,7 @@ class Parts:
         return messages
 
     def receive(self, message: Message) -> None:
-        """Process a message of any rank, and start the work that it allows."""
+        """Process a message from any rank, and start the work that it makes possible."""
         job, files, part, tokens = message
         if part < 0:
             self._files[job] = files
@@ -136,11 +139,11 @@ class Parts:
 
     @property
     def left(self) -> int:
-        """The number of jobs whose part on this rank is not done."""
+        """The number of divided jobs whose part on this rank is not finished."""
         return len(self._left)
 
     def close(self) -> None:
-        """Stop without waiting for parts that have begun."""
+        """Stop, without waiting for work in progress."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, message: Message) -> None:
@@ -149,7 +152,7 @@ class Parts:
         self._wake()
 
     def _count(self, number: int) -> None:
-        """Count this rank's run of a job's documents."""
+        """Count the tokens in this rank's run of a job's documents."""
         job = self._job(number)
         spec = job.artefact.arrays[0]
         first = spec.shape[0] * self._part // self._num_parts
@@ -163,8 +166,8 @@ class Parts:
         self._send(Message(number, part=self._part, tokens=sum(sums)))
 
     def _write(self, number: int) -> None:
-        """Write the rows of a job's sample index that begin in this rank's run; the last rank also
-        writes those after all documents."""
+        """Write the rows of a job's sample index that begin in this rank's run. The last rank also
+        writes the rows after all documents."""
         job = self._job(number)
         gathered, sums = self._runs.pop(number)
         tokens_of_parts = [self._counted[number][part] for part in range(self._num_parts)]

@@ -1,5 +1,5 @@
-"""Read `.npy` arrays entry by entry through the process's pool of descriptors, so that an array
-needs no mapping and no open file of its own."""
+"""Read entries of `.npy` arrays through the process's pool of open files, so that an array needs no
+memory map and no open file of its own."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from megablend.formats.base import Array
 
 ENTRIES_START = 128
-"""The byte at which the entries of an array of one or two dimensions begin, as numpy.save writes
-it."""
+"""The offset in bytes at which the entries of a `.npy` file begin, for arrays of one or two
+dimensions that numpy.save has written."""
 
 
 class PooledArray(NDArrayOperatorsMixin):
-    """An array of one or two dimensions in a `.npy` file, which is opened when an entry is first
-    read. It can be pickled.
+    """A picklable array of one or two dimensions in a `.npy` file. The file is opened when an entry
+    is first read.
 
-    Operators read the whole array, and return a numpy array.
+    Arithmetic operators read the whole array and return a numpy array.
 
-    Raises, from any use: MissingFileError; CorruptFileError if the file does not contain such an
+    Any access may raise MissingFileError, or CorruptFileError if the file does not contain such an
     array.
     """
 
@@ -42,7 +42,7 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of entries, and of columns if there are two dimensions."""
+        """The shape of the array: (entries,) or (rows, columns)."""
         return self._header[0]
 
     @property
@@ -54,8 +54,8 @@ class PooledArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Return entry i, or row i of two dimensions; for a slice or another index, the same as
-        numpy. Raises: IndexError."""
+        """Return entry i, or row i of a two-dimensional array. Slices and other kinds of indices
+        work as in numpy. Raises: IndexError."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):
             start, stop, _ = i.indices(length)
@@ -70,12 +70,12 @@ class PooledArray(NDArrayOperatorsMixin):
         return self._read(number % length, 1)[0]
 
     def descriptor(self) -> AbstractContextManager[int]:
-        """Return a context with a descriptor of the file, whose entries begin at ENTRIES_START.
-        Raises: MissingFileError."""
+        """Return a context manager that yields a file descriptor. The entries begin at offset
+        ENTRIES_START of the file. Raises: MissingFileError."""
         return self._storage.descriptor(self.path)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of numpy.ndarray (`max`, `tolist`, ...). Reads the whole
+        """Return any other attribute of numpy.ndarray (`max`, `tolist`, ...). This reads the whole
         array."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -95,7 +95,7 @@ class PooledArray(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _read(self, first: int, count: int) -> Array:
-        """Read `count` entries or rows."""
+        """Read `count` entries or rows, from number `first` on."""
         shape, dtype = self._header
         width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         data = self._storage.read(self.path, ENTRIES_START + first * width, count * width)

@@ -1,4 +1,5 @@
-"""Assign jobs to ranks, by the memory and time of jobs and the memory of the ranks' nodes."""
+"""Assign jobs to ranks, based on the memory and time that the jobs need, and on the memory of the
+ranks' nodes."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
 PIECE_BYTES = 1 << 24
-"""Approximate number of bytes of a sample index that a thread computes before writing them."""
+"""Approximate number of bytes of a sample index that a thread computes before it writes them."""
 _DRAWN_BYTES = 40 << 20
-"""Number of bytes of a blend that are computed before they are written."""
+"""Number of bytes of a blend's arrays that are computed before they are written."""
 _NS = {
     "document": 10.0,
     "length": 10.0,
@@ -29,39 +30,42 @@ _NS = {
     LARGEST_REMAINDER: 20.0,
     "artefact": 2e6,
 }
-"""The nanoseconds that one thread takes: for an entry of a document index, for its length, for a
-row of a sample index, for an entry of a shuffle index and of a blend; and for the files of an
-artefact. They are rough, for ordering the jobs and for the estimate of a dry run."""
+"""Time in nanoseconds that one thread takes for an entry of a document index, for looking up a
+document's length, for a row of a sample index, for an entry of a shuffle index, for a sample of a
+blend (by interleaving), and for creating the files of an artefact. These are rough values, used to
+sort jobs and for the estimate of a dry run."""
 _USABLE = 0.8
-"""The usable fraction of a node's free memory if no limit is given."""
+"""The fraction of a node's free memory that is used if no limit is given."""
 DIVIDED_NS = 5e8
-"""Minimum cost of a sample index that all ranks build: for cheaper ones, communication is
-slower."""
+"""Minimum cost (in nanoseconds) of a sample index that all ranks build together. For cheaper ones,
+the communication would take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """The estimated cost of a job; the last four fields are for a job whose sample index all ranks
-    build together, and 0 for a job that cannot be divided."""
+    """The estimated memory and time of a job. The last four fields apply if all ranks build the
+    job's sample index together; they are 0 if a job cannot be divided."""
 
     memory: int
-    """The bytes of arrays if one thread builds its sample and shuffle index one after the other."""
+    """Number of bytes of arrays if the sample and the shuffle index are built one after the
+    other."""
     overlapped: int
-    """The bytes of arrays if the sample and the shuffle index are built at the same time."""
+    """Number of bytes of arrays if the sample and the shuffle index are built at the same time."""
     cost: int
-    """The nanoseconds of one thread."""
+    """Time in nanoseconds if one thread does all the work."""
     parts_cost: int = 0
     """The part of `cost` that is divided among the ranks."""
     owner_memory: int = 0
-    """The bytes of arrays on the rank that owns the job."""
+    """Number of bytes of arrays on the rank that owns the job."""
     lengths: int = 0
-    """The bytes of lengths on each rank while it counts its part."""
+    """Number of bytes of lengths on each rank while it counts its part."""
     gathered: int = 0
-    """The bytes of gathered lengths on all ranks together, from counting until rows are written."""
+    """Number of bytes of the lengths in document-index order on all ranks together. They are in
+    memory from counting until the rows are written."""
 
 
 def estimate_cost(job: Job) -> CostEstimate:
-    """Estimate the cost of a job; its memory is accurate to within a few percent."""
+    """Estimate the memory and time of a job. The memory is accurate to within a few percent."""
     if isinstance(job, BlendJob):
         memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return CostEstimate(
@@ -70,7 +74,7 @@ def estimate_cost(job: Job) -> CostEstimate:
             cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
-    # Their copy as bytes, see `exact.samples`, is also counted
+    # The copy of the lengths as bytes (see `exact.samples`) is also counted
     lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     own = round(
@@ -94,14 +98,19 @@ class NodeResources:
 
     host: str
     memory: int
-    """The bytes of memory that arrays may take."""
+    """Number of bytes of memory that arrays may take."""
     cores: frozenset[int]
-    """The cores that this rank may use; launchers give each rank its own, or all ranks all."""
+    """The CPU cores that this rank may use. Depending on the launcher, each rank has its own cores,
+    or all ranks may use all cores."""
 
 
 def node_resources(max_memory: int | None) -> NodeResources:
-    """Return the resources of this process's node. `max_memory`: limit in bytes for the node's
-    arrays; None for most of the memory that is free now."""
+    """Return the resources of this process's node.
+
+    Args:
+        max_memory: limit in bytes for the arrays on the node; None for most of the memory that is
+            free now.
+    """
     memory = round(_USABLE * free_memory()) if max_memory is None else max_memory
     return NodeResources(
         host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0))
@@ -110,25 +119,30 @@ def node_resources(max_memory: int | None) -> NodeResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One rank's part of the work."""
+    """The work that is assigned to one rank."""
 
     jobs: tuple[int, ...]
-    """Its jobs, most expensive first; none for a rank that stays idle because its node lacks
-    memory."""
+    """The numbers of the rank's jobs, most expensive first. Empty for a rank that stays idle
+    because its node lacks memory."""
     memory: int
-    """The bytes of memory for the jobs."""
+    """Number of bytes of memory for the jobs."""
     threads: int
-    """The number of threads for all of them."""
+    """Number of threads for all jobs together."""
     divided: frozenset[int] = frozenset()
-    """The jobs whose sample index is built by all ranks that have work."""
+    """The numbers of the jobs whose sample index is built by all ranks that have work."""
     part: int = -1
     """The number of this rank's part of each divided job; -1 for an idle rank."""
     num_parts: int = 0
     reserved: int = 0
-    """The bytes of memory for its parts."""
+    """Number of bytes of memory for this rank's parts of divided jobs."""
 
     def takes(self, number: int, estimate: CostEstimate) -> CostEstimate:
-        """Return the cost of a job on the rank that owns it."""
+        """Return the memory and time that a job takes on the rank that owns it.
+
+        Args:
+            number: the number of the job.
+            estimate: the cost of the whole job.
+        """
         if number not in self.divided:
             return estimate
         own = estimate.owner_memory
@@ -136,18 +150,23 @@ class Assignment:
 
     @property
     def workers(self) -> int:
-        """The number of jobs that run at once: one more than threads, since one may wait for a
-        flush."""
+        """The number of jobs that run at the same time: one more than there are threads, since one
+        job may be waiting for a flush."""
         return self.threads + 1
 
 
 def assign_jobs(
     estimates: Sequence[CostEstimate], names: Sequence[str], nodes: Sequence[NodeResources]
 ) -> list[Assignment]:
-    """Assign jobs to ranks, whose nodes are given.
+    """Assign jobs to ranks. Returns the assignment of each rank.
 
-    The ranks of a node share its memory equally; if the largest job does not fit into a share,
-    fewer of them work.
+    The ranks of a node share its memory equally. If the largest job does not fit into such a share,
+    some ranks of the node stay idle.
+
+    Args:
+        estimates: the cost of each job.
+        names: the name of each job, for messages.
+        nodes: for each rank, the resources of its node.
 
     Raises: ConfigError if a job does not fit into the memory of a node.
     """
@@ -158,8 +177,8 @@ def assign_jobs(
     workers: list[int] = []
     working = Counter[str]()
     cores: defaultdict[str, set[int]] = defaultdict(set)
-    # The ranks of a node found different amounts free, since they did not look at the same time:
-    # the smallest amount counts
+    # The ranks of a node found different amounts of free memory, since they did not check at the
+    # same time: the smallest amount counts
     memory: dict[str, int] = {}
     for node in nodes:
         memory[node.host] = min(node.memory, memory.get(node.host, node.memory))
@@ -199,13 +218,14 @@ def assign_jobs(
 def _choose_divided(
     estimates: Sequence[CostEstimate], num_parts: int, spare: int
 ) -> tuple[frozenset[int], int]:
-    """Choose the jobs whose sample index all ranks build, since one rank would still be at work
-    when all others are done. Returns their numbers, and the bytes that each rank needs for its
-    parts.
+    """Choose the jobs whose sample index all ranks build together. These are jobs so large that one
+    rank would still be working on them when all others are finished.
 
     Args:
-        num_parts: the number of ranks that work.
-        spare: the bytes of memory that a rank has in addition to its largest job.
+        num_parts: the number of ranks that have work.
+        spare: number of bytes of memory that a rank has in addition to that for its largest job.
+        Returns: the numbers of these jobs, and the number of bytes that each rank needs for its
+            parts.
     """
     if num_parts == 1:
         return frozenset(), 0
@@ -230,12 +250,12 @@ def _choose_divided(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The estimated cost of the work."""
+    """The estimated memory and time of a build."""
 
     ranks: int
     """The number of ranks with work to do."""
     memory: int
-    """Upper bound of the bytes of arrays on the node that needs the most."""
+    """Upper bound of the number of bytes of arrays on the node that needs the most."""
     seconds: float
     """The expected time in seconds, without compiling kernels."""
 
@@ -245,7 +265,13 @@ def forecast(
     assignments: Sequence[Assignment],
     nodes: Sequence[NodeResources],
 ) -> Forecast:
-    """Estimate the cost of all jobs, given the assignment and the node of each rank."""
+    """Estimate the memory and time of a whole build.
+
+    Args:
+        estimates: the cost of each job.
+        assignments: the assignment of each rank.
+        nodes: for each rank, the resources of its node.
+    """
     memory = Counter[str]()
     seconds = 0.0
     for assignment, node in zip(assignments, nodes, strict=True):
@@ -267,7 +293,8 @@ def forecast(
 
 
 class MemoryGate:
-    """Admits jobs as long as their memory together is within a limit."""
+    """A limit on the memory of all jobs that run at the same time. A job waits until enough memory
+    is free."""
 
     def __init__(self, memory: int) -> None:
         self._free = memory
@@ -275,7 +302,8 @@ class MemoryGate:
 
     @contextmanager
     def held(self, memory: int) -> Iterator[None]:
-        """Wait until `memory` bytes, at most the limit, are free, and hold them in the context."""
+        """Wait until `memory` bytes are free, and reserve them while the context lasts. `memory`
+        must not be more than the limit."""
         with self._change:
             self._change.wait_for(lambda: memory <= self._free)
             self._free -= memory

@@ -1,5 +1,5 @@
-"""A `.npy` file of int32 to which all ranks of a launch write their parts; it gets its final name
-when all have written them."""
+"""A `.npy` file of int32 that all ranks of a launch write together, each a part of it. The file
+gets its final name when all parts are written."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from megablend.system.build_lock import build_lock
 def shared_array(
     path: Path, count: int, launch: Communicator
 ) -> Iterator[Callable[[int, Array], None]]:
-    """Create an array of `count` entries. The context is a function `write(first, values)`, with
-    which this rank writes its entries; each entry must be written by one rank. All ranks call it.
+    """Create a file for an array of `count` entries. All ranks must call this function. The context
+    manager yields a function `write(first, values)`, with which a rank writes its entries. Each
+    entry must be written by exactly one rank.
 
     Raises: CacheError if the file cannot be written, or another build holds its folder.
     """

@@ -1,5 +1,5 @@
-"""Plan all the work of a request: every number is known before anything is built, and requests on
-which Megatron would fail are refused.
+"""Plan all the work of a request. The numbers of epochs and samples are computed before anything is
+built, and requests on which Megatron would fail are refused.
 
 Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init__.
 """
@@ -38,38 +38,38 @@ from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS
 from megablend.system import count_cpus
 
 PartKey = tuple[str, tuple[float, float]]
-"""A part of a dataset: its prefix, and the part's span."""
+"""The key of a part of a dataset: the prefix, and the part's span (begin, end)."""
 _INT32_MAX = (1 << 31) - 1
 _DRAWN = 1 << 22
-"""Number of samples of a blend that are counted at a time."""
+"""Number of samples of a blend that are drawn at a time to count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetJob:
-    """A dataset to build."""
+    """The job of building the indices of a dataset."""
 
     artefact: Artefact
     part: DatasetPart
     size: PartSize
     num_epochs: int
     num_samples: int
-    """The number of samples that it will have: as many as requested, or more."""
+    """The number of samples that the dataset will have: at least as many as requested."""
     samples_before_final: int | None
-    """The number of samples of all epochs but the last if the last one is shuffled separately; None
-    otherwise."""
+    """The number of samples of all epochs but the last, if the last epoch is shuffled separately;
+    otherwise None."""
     keep_tail: bool
-    """Whether a partial last sample counts."""
+    """Whether a partial last sample is kept."""
     extra_token: bool
     """Whether samples have one token more than the sequence length."""
 
     @property
     def name(self) -> str:
-        """The name used in messages."""
+        """The name of the job in messages."""
         return _name(self.part)
 
     @property
     def made_of(self) -> list[int]:
-        """The numbers that its arrays depend on, apart from those in its description."""
+        """The numbers that the arrays depend on, in addition to the description."""
         return [
             self.size.begin,
             self.size.end,
@@ -81,34 +81,35 @@ class DatasetJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendJob:
-    """A blend to build."""
+    """The job of building the indices of a blend."""
 
     artefact: Artefact
     layout: SplitLayout
     weights: tuple[float, ...]
-    """The weights in the description; without a size, the datasets' lengths, as integers."""
+    """The weights in the description. If no size is requested, they are the lengths of the
+    datasets, as integers."""
     size: int | None
     """Requested number of samples; None for all samples of all datasets."""
     lengths: tuple[int, ...]
     """The number of samples of each dataset."""
     interleaving: str
     seed: int
-    """Seed of an interleaving that is random."""
+    """Seed for an interleaving that is random."""
 
     @property
     def name(self) -> str:
-        """The name used in messages."""
+        """The name of the job in messages."""
         return f"blend ({self.layout.name})"
 
     @property
     def made_of(self) -> list[int]:
-        """The numbers that its arrays depend on, apart from those in its description."""
+        """The numbers that the arrays depend on, in addition to the description."""
         return list(self.lengths)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The datasets' shares, in any unit: the weights, or, if the datasets' lengths are the
-        weights, these, which are not rounded."""
+        """The relative shares of the datasets, not normalized: the weights; or, if datasets are
+        weighted by their lengths, the exact lengths."""
         return self.lengths if self.layout.weights is None else self.weights
 
     @property
@@ -145,10 +146,10 @@ def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list
     """Plan everything that a request's cache will contain.
 
     Args:
-        sizes: sizes of all parts of the request's layouts.
+        sizes: the sizes of all parts of datasets in the request.
 
-    Raises: PlanError if a split has no tokens, if a dataset cannot be as long as requested, or if a
-        dataset of a blend by length has no sample.
+    Raises: PlanError if a split has no tokens, if a dataset cannot have as many samples as
+        requested, or if a dataset in a blend without weights has no samples.
     """
     plans = []
     for layout in layouts(request):
@@ -206,13 +207,13 @@ def _dataset_job(
 
 
 def _name(part: DatasetPart) -> str:
-    """Return a dataset's name for messages."""
+    """Return the name of a dataset for messages."""
     return f"{part.prefix} ({SPLITS[part.split]})"
 
 
 def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
-    """Refuse a part without tokens if Megatron would fail; otherwise it makes a dataset without
-    samples.
+    """Refuse a part without tokens if Megatron would fail on it. Otherwise the part becomes a
+    dataset without samples.
 
     Raises: PlanError if samples are requested, or if the number of samples would be negative
         because of a sample's extra token.
@@ -275,9 +276,9 @@ def _blend_size(request: CacheRequest, layout: SplitLayout, lengths: tuple[int, 
 
 
 def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
-    """Check a split's blend, if it has one with a size.
+    """Check that the blend of a split takes no more samples from a dataset than the dataset has.
 
-    Raises: PlanError, which names a dataset and the surplus that suffices.
+    Raises: PlanError, which names such a dataset and a sufficient surplus.
     Source: BlendedDataset._build_indices, its IndexError.
     """
     job = split.blend
@@ -305,8 +306,8 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
 
 
 def _bound_holds(job: BlendJob) -> bool:
-    """Return whether an upper bound of each dataset's count shows that it has enough samples, so
-    that the blend need not be counted."""
+    """Return whether upper bounds of the counts show that every dataset has enough samples. The
+    samples of the blend then need not be counted."""
     if job.interleaving != GREEDY:
         return False
     rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)

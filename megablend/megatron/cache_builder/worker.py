@@ -1,9 +1,9 @@
-"""One rank's share of a build: its jobs are built in threads, as many at once as fit into its
-memory, most expensive first.
+"""Build one rank's share of the jobs. Several threads build jobs at the same time, as many as fit
+into the rank's memory, the most expensive jobs first.
 
-While threads work, all ranks exchange heartbeats a few times a second: their progress, and the
-messages that other ranks wait for (see parts). So all ranks notice an error or exit of one rank at
-the next heartbeat, however long their own work would take.
+While the threads work, all ranks exchange heartbeats a few times a second. A heartbeat contains the
+rank's progress, and the messages that other ranks wait for (see parts.py). So all ranks notice at
+the next heartbeat if a rank has failed or exited, however long their own work would take.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
 _Heartbeat = tuple[bool, int, int, list[Message]]
-"""The message that a rank sends to all ranks at regular intervals: whether it has finished, numbers
-of files and bytes that it has built, and messages."""
+"""What a rank sends to all ranks at regular intervals: whether it has finished, the number of files
+and the number of bytes that it has built, and its messages."""
 _TICK_SECONDS = 0.2
 """Maximum number of seconds between two heartbeats."""
 _WIND_DOWN_SECONDS = 1.0
-"""Maximum number of seconds by which an error is delayed, so that other threads of its rank can
-remove the files that they have begun."""
+"""Maximum number of seconds by which reporting an error is delayed, so that other threads of the
+rank can remove their incomplete files."""
 
 
 def build_share(
@@ -63,11 +63,11 @@ def build_share(
     """Build the jobs of `assignment`, and wait for the other ranks.
 
     Args:
-        jobs, estimates: the jobs of all ranks, and their costs.
+        jobs, estimates: the jobs of all ranks, and the cost of each.
         progress: called on rank 0 with the progress of all ranks.
 
-    Raises: DataError, CacheError of the first job that fails; jobs that have begun stop when they
-        write their next rows.
+    Raises: the DataError or CacheError of the first job that fails. Jobs in progress then stop as
+        soon as they write their next rows.
     """
     pool = _WorkerPool(jobs, estimates, assignment, request, cache, lengths)
     num_bytes = sum(job.artefact.nbytes for job in jobs)
@@ -90,7 +90,7 @@ def build_share(
 
 
 class _WorkerPool:
-    """The threads of a rank, which build its jobs."""
+    """The threads of a rank that build its jobs."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _WorkerPool:
         self.parts = Parts(jobs, assignment, request, lengths, self._wake.set, self._stop)
         nbytes = sum([jobs[number].artefact.nbytes for number in assignment.jobs])
         self._commits = Commits(cache, self._stop, nbytes) if assignment.jobs else None
-        # Another build may have built some of them while this one waited for the lock
+        # Another build may have built some of the jobs while this one waited for the lock
         self._names = names_in(cache)
         self._left = deque(assignment.jobs)
         self._unfinished = len(assignment.jobs)
@@ -134,8 +134,8 @@ class _WorkerPool:
             future.add_done_callback(lambda _: self._wake.set())
 
     def tick(self) -> _Heartbeat:
-        """Wait _TICK_SECONDS, or until there is something to send, and return the heartbeat.
-        Raises: the error of a thread."""
+        """Wait _TICK_SECONDS, or until there is a message to send, and return the heartbeat.
+        Raises: the error of a thread that failed."""
         if not self._finished:
             self._wake.wait(_TICK_SECONDS)
             self._wake.clear()
@@ -156,8 +156,8 @@ class _WorkerPool:
             self._commits.close()
 
     def _work(self) -> None:
-        """Build jobs until none is left, most expensive first; the thread that finishes the last
-        one commits the last artefacts."""
+        """Build jobs until none is left, most expensive first. The thread that finishes the last
+        job commits the last artefacts."""
         while numbers := self._take_jobs():
             if numbers[0] in self._small:
                 self._build_small(numbers)
@@ -173,8 +173,9 @@ class _WorkerPool:
                 self._commits.finish()
 
     def _take_jobs(self) -> list[int]:
-        """Take the next job; or several small datasets, fewer towards the end, so that all threads
-        finish at about the same time."""
+        """Return the numbers of the next jobs to build: one job, or several small datasets. Towards
+        the end, fewer small datasets are taken at a time, so that all threads finish at about the
+        same time."""
         with self._lock:
             taken: list[int] = []
             size = 0
@@ -196,7 +197,7 @@ class _WorkerPool:
             return taken
 
     def _build_small(self, numbers: Sequence[int]) -> None:
-        """Build small datasets together."""
+        """Build several small datasets together."""
         jobs = [job for number in numbers if isinstance(job := self._jobs[number], DatasetJob)]
         missing = [
             job for job in jobs if problem_with(job.artefact, self._cache, self._names) is not None
@@ -210,8 +211,8 @@ class _WorkerPool:
                 build_small(missing, self._request, self._commits, self._lengths)
 
     def _build(self, number: int) -> None:
-        """Build a job when its memory is free, with a share of the threads like its share of the
-        cost."""
+        """Build a job as soon as enough memory is free. Its share of the threads is proportional to
+        its share of the total cost."""
         estimate = self._estimates[number]
         assignment = self._assignment
         on_owner = assignment.takes(number, estimate)
@@ -228,7 +229,7 @@ class _WorkerPool:
             self._make(number, threads=threads, overlap=overlap)
 
     def _make(self, number: int, *, threads: int, overlap: bool) -> None:
-        """Build a job, unless its artefact exists by now."""
+        """Build a job, unless its artefact exists already."""
         job = self._jobs[number]
         is_divided = number in self._assignment.divided
         commits = self._commits

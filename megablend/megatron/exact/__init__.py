@@ -1,2 +1,3 @@
-"""Computations of numpy and megatron-core, faster but with the same results, byte for byte: checks
-of input, choice of kernels, division of work."""
+"""Faster versions of computations of numpy and megatron-core, with the same results byte for byte.
+The loops themselves are kernels; this room checks inputs, chooses kernels and divides work among
+threads."""

@@ -1,5 +1,5 @@
-"""The interface of a blend in Megatron's sense: the dataset of each sample, and the sample's number
-within that dataset. `greedy` and `permuted` implement it."""
+"""The interface of a blend in Megatron's sense, which determines the dataset of each sample and the
+sample's number within that dataset. `greedy` and `permuted` implement this interface."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megablend.errors import PlanError
 
 
 class ExactBlend(ABC):
-    """A blend whose samples are computed in order, as many at a time as the caller has memory
-    for."""
+    """A blend whose samples are computed in order, any number at a time, so that the caller can
+    limit the memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -22,13 +22,13 @@ class ExactBlend(ABC):
         """Number of the next sample to compute."""
 
     def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
-        """Compute the next samples.
+        """Compute the next `count` samples.
 
         Args:
             threads: number of threads; the result does not depend on it.
 
-        Returns: the dataset of each sample, int16 [count], and the sample's number within that
-            dataset, int64 [count].
+        Returns: the number of the dataset of each sample, int16 [count]; and the number of the
+            sample within its dataset, int64 [count].
         Raises: PlanError if fewer samples are left.
         """
         if count > self.size - self.step:
@@ -42,4 +42,4 @@ class ExactBlend(ABC):
 
     @abstractmethod
     def _compute_next(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
-        """Fill the arrays and advance `step`."""
+        """Compute the next samples into the arrays `datasets` and `samples`, and advance `step`."""

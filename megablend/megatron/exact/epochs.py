@@ -1,8 +1,8 @@
-"""The numbers of epochs and samples of a Megatron dataset, and the dtypes of its arrays: Megatron's
-arithmetic with its rounding.
+"""Compute the numbers of epochs and samples of a Megatron dataset, and the dtypes of its arrays,
+with Megatron's own arithmetic and rounding.
 
-Throughout, a sample has `length` + `extra` tokens, where `extra` is add_extra_token_to_sequence (0
-or 1), and begins `length` tokens after the previous one.
+In all functions, a sample has `length` + `extra` tokens, where `extra` is Megatron's setting
+add_extra_token_to_sequence (0 or 1). Each sample begins `length` tokens after the previous one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ _THRESHOLD = 0.80
 
 
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
-    """Return the number of epochs of `tokens` tokens that contain `samples` samples; 1 if `samples`
-    is None.
+    """Return the number of epochs that are needed for `samples` samples; 1 if `samples` is None.
 
-    Raises: PlanError if tokens are needed and an epoch has none.
+    Args:
+        tokens: number of tokens in one epoch.
+
+    Raises: PlanError if samples are requested and an epoch has no tokens.
 
     Source: GPTDataset._get_num_epochs.
     """
@@ -34,11 +36,11 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
 
 
 def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
-    """Return the number of samples in `epochs` epochs of `tokens` tokens; negative if there are no
-    tokens and `length` and `extra` are 1.
+    """Return the number of samples in `epochs` epochs of `tokens` tokens each. As in Megatron, the
+    result is negative if there are no tokens and `length` and `extra` are 1.
 
-    With `keep_tail` (a partial last sample is kept), the number is computed in single precision, as
-    in Megatron: above 2^24 samples it may be too low or too high.
+    With `keep_tail`, a partial last sample is counted. The number is then computed in single
+    precision, as in Megatron, so it may be too low or too high above 2^24 samples.
 
     Source: helpers.build_sample_idx.
     """
@@ -52,8 +54,8 @@ def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bo
 def samples_before_final_epoch(
     tokens: int, epochs: int, samples: int | None, length: int, extra: int
 ) -> int | None:
-    """Return the number of samples of all epochs but the last if the last one is shuffled
-    separately; None otherwise.
+    """Return the number of samples of all epochs but the last, if the last epoch is shuffled
+    separately; otherwise None.
 
     Source: GPTDataset._build_document_sample_shuffle_indices.
     """
@@ -66,7 +68,8 @@ def samples_before_final_epoch(
 
 
 def sample_dtype(num_documents: int) -> str:
-    """Return the dtype of the sample index for a document index of `num_documents` entries.
+    """Return the name of the dtype of the sample index for a document index of `num_documents`
+    entries.
     (Document lengths, which are int32, always fit.)
 
     Source: helpers.build_sample_idx.
@@ -75,7 +78,7 @@ def sample_dtype(num_documents: int) -> str:
 
 
 def shuffle_dtype(samples: int) -> str:
-    """Return the dtype of the shuffle index of `samples` samples.
+    """Return the name of the dtype of a shuffle index of `samples` samples.
 
     Source: gpt_dataset._build_shuffle_index.
     """

@@ -1,8 +1,10 @@
-"""Megatron's own blend: each step takes a sample of the dataset that is furthest behind its weight.
+"""Megatron's own blend: each step takes a sample from the dataset that is furthest behind its
+weighted share.
 
-Every step depends on all steps before it. Threads can still share the steps: the counts of the
-datasets at the beginning of a part are almost certain, so they are guessed, and checked as soon as
-the part before is done (`Greedy._compute_next`).
+Every step depends on all earlier steps. Threads can still compute parts of the steps at the same
+time, because the number of samples taken from each dataset before a part begins can be guessed
+almost exactly. Each guess is checked as soon as the part before is finished
+(`Greedy._compute_next`).
 """
 
 from __future__ import annotations
@@ -22,22 +24,22 @@ from megablend.megatron.request.request import MAX_DATASETS
 MAX_SCANNED = 32
 """Number of datasets up to which it is faster to scan all of them at each step."""
 LEAD = 4096
-"""Number of steps before its part at which a thread begins, from a guessed state; or 8 * groups if
-that is more."""
+"""Number of steps before its part at which a thread begins to compute from a guessed state (or 8 *
+the number of groups if that is more)."""
 _EXACT = 2.0**52
-"""Below this number, counts that differ by one have errors that differ."""
+"""Below this number of samples, float64 distinguishes the errors of counts that differ by one."""
 _State = tuple[Float64s, Int64s]
-"""The state of a blend, in the form that the kernels use: for each group, the number of samples of
-the member whose turn it is, and the number of that member; members before it have one sample
-more."""
+"""The state of a blend, in the form that the kernels use. For each group of datasets: the number of
+samples already taken from the member whose turn is next, and the position of that member in its
+group. Members before it have one sample more."""
 
 
 def greedy(weights: Sequence[float], size: int) -> Greedy:
-    """Make a blend of `size` samples by weight: each step takes a sample of the dataset that is
-    furthest behind its weight.
+    """Make a blend of `size` samples by weight: each step takes a sample from the dataset that is
+    furthest behind its weighted share.
 
     Args:
-        weights: the weight of each dataset; Megatron normalises them to a sum of 1.
+        weights: the weight of each dataset. Megatron normalizes weights to a sum of 1.
 
     Raises: PlanError if there are no datasets or too many.
 
@@ -49,8 +51,8 @@ def greedy(weights: Sequence[float], size: int) -> Greedy:
 def exhaustive(sizes: Sequence[int]) -> Greedy:
     """Make a blend of all samples of all datasets, weighted by their `sizes`.
 
-    Raises: PlanError if there are no datasets or too many, or one has no samples (Megatron then
-        writes past its arrays).
+    Raises: PlanError if there are no datasets or too many, or a dataset has no samples (Megatron
+        would then write past the ends of its arrays).
 
     Source: helpers.build_exhaustive_blending_indices.
     """
@@ -65,16 +67,18 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
 
 
 class Greedy(ExactBlend):
-    """A blend whose steps take the dataset with the greatest error, with or without caps.
+    """A blend whose steps each take a sample from the dataset with the greatest error, that is, the
+    one furthest behind its share. A dataset may have a cap, its maximum number of samples.
 
-    Datasets with the same weight and cap are a group: they take turns, in order. If datasets are
-    scanned one by one, each is a group of its own.
+    Datasets with the same weight and cap form a group and take turns in order. If a blend has few
+    datasets, all of them are scanned at each step, and each dataset is a group of its own.
     """
 
     min_part = 1 << 17
-    """Minimum number of steps of a thread's part: many more than its guess takes."""
+    """Minimum number of steps in a thread's part: many more than computing its guessed state
+    takes."""
     max_part = 1 << 21
-    """Maximum number of steps of a thread's part: few enough to compute them again if the guess was
+    """Maximum number of steps in a thread's part: few enough to be computed again if the guess was
     wrong."""
 
     def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
@@ -98,7 +102,7 @@ class Greedy(ExactBlend):
             self._make_groups(weights + 0.0, caps, groups)
 
     def _make_groups(self, weights: Float64s, caps: Float64s, groups: Int64s) -> None:
-        """Sort datasets by group, in their original order within each group."""
+        """Store the datasets sorted by group, in their original order within each group."""
         self._members = np.argsort(groups, kind="stable")
         self._firsts = np.concatenate([[0], np.cumsum(np.bincount(groups))])
         leaders = self._members[self._firsts[:-1]]
@@ -107,8 +111,8 @@ class Greedy(ExactBlend):
         self._state: _State = np.zeros(len(leaders)), np.zeros(len(leaders), np.int64)
 
     def _compute_next(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
-        """See ExactBlend. Each thread but the first begins its part from a guessed state, which is
-        checked, so that the result is always exact."""
+        """See ExactBlend. Each thread but the first begins its part from a guessed state. The guess
+        is checked, so the result is always exact."""
         size = len(datasets)
         parts = max(1, min(threads, size // self.min_part)) if self._converges else 1
         if parts == 1:
@@ -124,8 +128,8 @@ class Greedy(ExactBlend):
     def _compute_parts(
         self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s
     ) -> None:
-        """Compute the next steps in `parts` parts at the same time from guessed states; parts whose
-        guess was wrong are computed again."""
+        """Compute the next steps in `parts` parts at the same time, from guessed states. Parts
+        whose guess was wrong are computed again."""
         edges = [len(datasets) * part // parts for part in range(parts + 1)]
         spans = list(pairwise(edges))
 
@@ -138,20 +142,21 @@ class Greedy(ExactBlend):
         guesses = pool.map(lambda edge: self._guess_state(self.step + edge), edges[1:-1])
         starts = [self._state, *guesses]
         ends = list(pool.map(compute, starts, spans))
-        # self._state is the state that a part had to begin from: the true end of the part before
+        # self._state is the correct initial state of a part: the true final state of the part
+        # before
         for start, span, end in zip(starts, spans, ends, strict=True):
             is_right = all(map(np.array_equal, start, self._state))
             self._state = end if is_right else compute(self._state, span)
         self.step += len(datasets)
 
     def _guess_state(self, step: int) -> _State:
-        """Return the probable state at `step`: the blend is run from an estimate some steps
-        earlier.
+        """Return the probable state at `step`, by running the blend from an estimated state a few
+        thousand steps earlier.
 
-        A dataset's count stays near weight * steps, but which datasets are already rounded up
-        depends on all earlier steps. The estimate rounds up those with the largest remainders, as
-        many as there were steps. It is wrong for some datasets; but since each step takes the
-        dataset that is furthest behind, their next turns correct it.
+        The count of a dataset stays close to weight * steps, but whether it is rounded up or down
+        depends on all earlier steps. The estimate rounds up the counts with the largest remainders,
+        so that the sum is the number of steps. A few counts are wrong; but each step takes the
+        dataset that is furthest behind, so the following steps correct them.
         """
         lead = min(step, max(LEAD, 8 * len(self._weights)))
         first = step - lead
@@ -179,7 +184,8 @@ class Greedy(ExactBlend):
         return state
 
     def _run_kernel(self, state: _State, step: int, datasets: Int16s, samples: Int64s) -> None:
-        """Compute the steps from `step` on, and update `state`."""
+        """Compute steps from number `step` on until the arrays are full, and update `state` in
+        place."""
         counts, turns = state
         if self._by_scan:
             fill_by_scan(self._weights, self._caps, counts, step, datasets, samples)
@@ -198,8 +204,8 @@ class Greedy(ExactBlend):
 
 
 def _without_nan(weights: Float64s) -> Float64s:
-    """Replace NaN by weights that give Megatron's result: a NaN never wins, except as the first
-    weight, which then always wins."""
+    """Replace NaN weights by numbers with the same effect as in Megatron: a dataset with a NaN
+    weight is never chosen, except that the first dataset is then always chosen."""
     if np.isnan(weights[0]):
         return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)
     return np.where(np.isnan(weights), -np.inf, weights)

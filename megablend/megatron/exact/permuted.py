@@ -1,6 +1,6 @@
-"""A blend of given counts, shuffled by one keyed permutation: its counts are exact at the end, and
-random before it. After n samples, the count of a dataset with share p is off by about
-sqrt(n * p * (1 - p))."""
+"""A blend with a fixed number of samples of each dataset, shuffled by one keyed permutation. The
+counts are exact for the whole blend, and random in any part of it: after n samples, the count of a
+dataset with share p deviates by about sqrt(n * p * (1 - p))."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from megablend.megatron.exact.blend import ExactBlend
 from megablend.megatron.request.request import MAX_DATASETS
 
 SMALL = 1 << 16
-"""Number of samples up to which they are shuffled as an array, since a Feistel network shuffles few
-samples badly."""
+"""A blend of at most this many samples is shuffled as an array, since a Feistel network shuffles
+few samples badly."""
 BLOCK = 1 << 14
 """Number of samples that are processed at a time, so that their positions stay in the CPU cache."""
 _TABLE_BITS = 14
-"""Logarithm of the size of the table of datasets by position, which also stays in the CPU cache."""
+"""Base-2 logarithm of the size of the table from positions to datasets. The table also stays in the
+CPU cache."""
 
 
 def largest_remainder_blend(
     weights: Sequence[int | float | Fraction], size: int, seed: int
 ) -> Permuted:
-    """Make a shuffled blend of `size` samples. The count of each dataset is size * weight, rounded
-    by largest remainder, exactly; of equal remainders the first is rounded up.
+    """Make a shuffled blend of `size` samples. The count of each dataset is exactly size * weight,
+    rounded by the method of largest remainders. Of equal remainders, the first is rounded up.
 
-    Raises: PlanError if weights are negative, not finite or all zero, or if there are too many.
+    Raises: PlanError if weights are negative, not finite or all zero, or if there are too many
+        datasets.
     """
     for dataset, weight in enumerate(weights):
         if not np.isfinite(float(weight)):
@@ -82,7 +84,7 @@ class Permuted(ExactBlend):
             )
 
     def _permute(self, start: int, stop: int) -> Int64s:
-        """Return the positions of samples [start, stop): int64."""
+        """Return the shuffled positions of samples [start, stop), as int64 [stop - start]."""
         if len(self._shuffled):
             return self._shuffled[start:stop]
         positions = np.empty(stop - start, np.int64)

@@ -1,11 +1,12 @@
-"""The sample index: the position in the shuffled documents at which each sample begins. It has one
-row for each sample, and one for the end.
+"""Compute the sample index: the position in the shuffled documents at which each sample begins. The
+index has one row for each sample, and a last row for the end of the last sample.
 
-Processes that share only files build it in parts (`count_run`, `cut_run`):
+Processes that share only files build the index in parts (`count_run`, `cut_run`). A run is a range
+of consecutive entries of the document index:
 
 1. Each process counts the tokens of its run of documents, and sends the sums to all ranks.
-2. Each process then knows the tokens before its run, and so which rows begin in it, and computes
-   those rows.
+2. Each process then knows the number of tokens before its run. So it knows which samples begin in
+its run, and computes their rows.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
 BLOCK = 1 << 18
-"""Number of documents that each of several threads processes at a time: their lengths, 1 MiB, stay
-in its CPU cache."""
+"""Number of documents that a thread processes at a time if there are several threads: their lengths
+(1 MiB) stay in its CPU cache."""
 ROWS = 1 << 21
 """Number of rows that a thread computes at a time, approximately if there are several threads."""
 SHORT = 12
-"""Mean number of documents per sample from which on the kernel for short documents is faster."""
+"""Mean number of documents per sample above which the kernel for short documents is faster."""
 FAR = 1 << 20
 """Number of bytes of lengths that fit in a core's own caches."""
 _MAX_LONG_SHARE = 1 / 64
-"""A copy of lengths as bytes is made if at most this share of documents is too long for a byte."""
+"""Lengths are copied to an array of bytes if less than this fraction of documents is too long for a
+byte."""
 _NUM_EXAMINED = 4096
-"""Number of documents by which this share is estimated."""
+"""Number of documents that are examined to estimate this fraction."""
 _NONE_LONG = 1 << 31
-"""A limit that no document's length reaches, for lengths that are not a copy as bytes."""
+"""A limit that no document's length reaches, for lengths that are not copied to bytes."""
 
 
 def sample_rows(
@@ -52,25 +54,25 @@ def sample_rows(
     keep_tail: bool = False,
     threads: int = 1,
 ) -> Iterator[npt.NDArray[Any]]:
-    """Split the documents into samples.
+    """Compute the sample index by splitting the shuffled documents into samples.
 
     Args:
-        lengths: int32 [num_lengths], tokens of every document; at least one.
-        documents: int32 [n], the document index: each in [0, num_lengths).
-        length: tokens from the start of a sample to that of the next, 1 or more.
+        lengths: int32 [num_lengths], number of tokens of every document; at least one document.
+        documents: int32 [n], the document index, with entries in [0, num_lengths).
+        length: number of tokens from the start of a sample to the start of the next, 1 or more.
         samples: number of samples, as computed by `num_samples`.
         dtype: dtype of the rows, int32 or int64.
         extra: add_extra_token_to_sequence, 0 or 1.
-        keep_tail: whether samples may end (or, because their number is rounded, begin) after the
-            documents.
+        keep_tail: whether samples may end after the last document. (They may even begin after it,
+            because the number of samples is rounded.)
         threads: number of threads.
 
     Yields: the sample index, [samples + 1, 2], in consecutive parts of about `threads` * ROWS rows
-        at most. A row has a position in the document index, and the number of tokens of that
-        document before the sample.
+        at most. A row consists of a position in the document index, and the number of tokens
+        of that document before the sample.
 
-    Raises: PlanError if the documents contain fewer samples, or if they end with an empty one
-        at which Megatron fails.
+    Raises: PlanError if the documents contain fewer samples, or if they end with an empty document
+        on which Megatron fails.
 
     Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32,
         helpers_cpp.build_sample_idx_int64.
@@ -94,22 +96,24 @@ def sample_rows(
 
 
 def reached(tokens: int, length: int, samples: int, extra: int) -> int:
-    """Return the first sample, at least 1, whose row cannot be computed from the first `tokens`
-    tokens, since that of sample k requires k * length + extra tokens; samples + 1 if all can be."""
+    """Return the number of the first sample, at least 1, whose row cannot be computed from the
+    first `tokens` tokens; samples + 1 if all rows can be computed. The row of sample k requires k *
+    length + extra tokens."""
     return min(max(1, (tokens - extra) // length + 1), samples + 1)
 
 
 def end_row(
     last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool
 ) -> tuple[int, int]:
-    """Return the row of samples `sample` to `samples`, which all begin or end after the documents.
+    """Return the row that samples `sample` to `samples` have in common, because they all begin or
+    end after the last document.
 
     Args:
-        last: tokens of the last document.
+        last: number of tokens of the last document.
         documents: number of documents.
 
-    Raises: PlanError without `keep_tail`, since the documents then must contain all samples; or if
-        Megatron fails at that row.
+    Raises: PlanError if `keep_tail` is false, since the documents must then contain all samples, or
+        if Megatron would fail on this row.
     """
     if not keep_tail:
         raise PlanError(
@@ -124,7 +128,7 @@ def end_row(
 
 
 def missing_length_error(documents: Int32s, lengths: Int32s) -> PlanError:
-    """Make the error about a document index that refers to documents without a length."""
+    """Return the error for a document index that refers to documents without a length."""
     return PlanError(
         f"the document index refers to documents {documents.min()} to {documents.max()}, but lengths are given for "
         f"{len(lengths)}; rebuild it for these documents"
@@ -134,7 +138,8 @@ def missing_length_error(documents: Int32s, lengths: Int32s) -> PlanError:
 def _cut_serially(
     lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, dtype: npt.DTypeLike
 ) -> Iterator[npt.NDArray[Any]]:
-    """Yield the rows of samples that end within the documents, ROWS at a time."""
+    """Yield the rows of samples that end within the documents, at most ROWS at a time, computed by
+    one thread."""
     sample = 1
     document = 0
     tokens = 0
@@ -160,7 +165,7 @@ def _choose_kernel(
     if len(documents) < SHORT * samples:
         return cut
     is_far = lengths.nbytes > FAR
-    # A copy as bytes pays off if its entries are read often enough, and few of them are too long
+    # Copying to bytes pays off if entries are read often enough, and few lengths are too long
     if is_far and 2 * len(documents) >= len(lengths):
         examined = lengths.take(documents[:_NUM_EXAMINED], mode="clip")
         if np.count_nonzero(examined >= LONG) < _MAX_LONG_SHARE * len(examined):
@@ -171,8 +176,8 @@ def _choose_kernel(
 
 
 def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
-    """Split documents whose lengths are already in the order of the document index; the signature
-    is that of `cut`."""
+    """Split documents whose lengths are already in the order of the document index. The signature
+    is that of the kernel `cut`."""
     return cut_short_documents(lengths, _NONE_LONG, False, lengths, *args)
 
 
@@ -185,11 +190,12 @@ def _cut_in_parallel(
     dtype: npt.DTypeLike,
     threads: int,
 ) -> Iterator[npt.NDArray[Any]]:
-    """Yield the rows of samples that end within the documents. A wave of document blocks, one for
-    each thread, is processed at a time: their lengths are gathered and summed, then split."""
+    """Yield the rows of samples that end within the documents, computed by several threads. The
+    threads process one block of documents each at the same time: first they gather and sum the
+    lengths of their blocks, then they compute the rows."""
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
-    # Gathered lengths of a block are in its order: entry i is that of its document i
+    # Gathered lengths are in the order of the block: entry i belongs to its document i
     identity = np.arange(block, dtype=np.int32)
     cut_kernel = cut if len(documents) < SHORT * samples else _cut_gathered
     sample = 1
@@ -230,14 +236,16 @@ def _cut_in_parallel(
 def count_run(
     lengths: Int32s, documents: Int32s, *, block: int = BLOCK
 ) -> tuple[Int32s, list[int]]:
-    """Gather the lengths of a run of the document index, and count the tokens of each block of it.
+    """Look up the lengths of the documents in a run of the document index, and count the tokens of
+    each block of the run.
 
     Args:
-        lengths: int32 [num_lengths], tokens of every document; at least one.
-        documents: int32 [n], the run.
+        lengths: int32 [num_lengths], number of tokens of every document; at least one document.
+        documents: int32 [n], the run, that is, consecutive entries of the document index.
         block: number of documents of a block; the last one may have fewer.
 
-    Returns: the lengths, int32 [n], and the tokens of each block, for `cut_run`.
+    Returns: the lengths, int32 [n], and the number of tokens of each block, to be passed to
+        `cut_run`.
     Raises: PlanError if the run refers to a document without a length.
     """
     gathered = np.empty(len(documents), np.int32)
@@ -263,19 +271,19 @@ def cut_run(
     block: int = BLOCK,
     max_rows: int = ROWS,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Compute the rows of the samples that begin in a run, except the row of sample 0, and those of
-    samples after all documents (`end_row`).
+    """Compute the rows of the samples that begin in a run. The row of sample 0 and the rows after
+    the last document (`end_row`) are left out.
 
     Args:
-        gathered, sums: what `count_run` returned for the run.
+        gathered, sums: the results of `count_run` for the run.
         first: position of the run in the document index.
-        start: tokens before the run.
+        start: number of tokens before the run.
         length, samples, extra: as in sample_rows.
         dtype: dtype of the rows, int32 or int64.
         block: as in `count_run`.
         max_rows: maximum number of rows that are yielded at a time.
 
-    Yields: a sample number, and the rows [n, 2] from that sample on.
+    Yields: the number of a sample, and the rows from that sample on, [n, 2].
     """
     identity = np.arange(min(block, len(gathered)), dtype=np.int32)
     for number, tokens in enumerate(sums):

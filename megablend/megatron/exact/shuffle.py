@@ -1,5 +1,5 @@
-"""A faster numpy.random.RandomState.shuffle; and the arrays that Megatron shuffles with it, the
-document index and the shuffle index."""
+"""A faster equivalent of numpy.random.RandomState.shuffle, and the two arrays that Megatron
+shuffles with that function: the document index and the shuffle index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LARGE = 1 << 32
 
 
 class Generator:
-    """The random generator of numpy.random.RandomState(seed), for shuffles only. (Creating a
-    RandomState, and reading and setting its state, takes 0.2 ms, as long as shuffling a small
-    dataset.)"""
+    """A random generator that shuffles as numpy.random.RandomState(seed) does, and can do nothing
+    else. (Creating a RandomState, and reading and setting its state, takes 0.2 ms, as long as
+    shuffling a small dataset.)"""
 
     def __init__(self, seed: int) -> None:
         key, self.position = _seeded(seed)
@@ -30,7 +30,8 @@ class Generator:
         """Shuffle `array` in place, and advance the generator, exactly as RandomState.shuffle does.
 
         Args:
-            array: [n]; fast for int32, uint32 and int64, others are shuffled by numpy itself.
+            array: one-dimensional. Arrays of int32, uint32 and int64 are shuffled fast, others by
+                numpy itself.
         """
         if _fits(array) and len(array) <= LARGE:
             entries = np.asarray(array).view(np.uint32 if array.itemsize == 4 else np.uint64)
@@ -62,17 +63,16 @@ def _seeded(seed: int) -> tuple[npt.NDArray[np.uint32], int]:
 def document_index(
     documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
 ) -> npt.NDArray[np.int32]:
-    """Make the document index: the documents of all epochs, shuffled together, or with the last
-    epoch shuffled by itself.
+    """Make the document index: the numbers of the documents of all epochs, shuffled.
 
     Args:
-        documents: integers [n], the documents of a split.
+        documents: integers [n], the numbers of the documents of a split.
         num_epochs: number of epochs, 1 or more.
         generator: advanced as Megatron advances its own.
-        separate_final_epoch: whether the last epoch is shuffled by itself.
+        separate_final_epoch: whether the last epoch is shuffled by itself, rather than together
+            with the others.
 
     Returns: int32 [num_epochs * n].
-
     Source: gpt_dataset._build_document_index.
     """
     index = np.empty((num_epochs, len(documents)), np.int32)
@@ -87,19 +87,18 @@ def document_index(
 
 
 def shuffle_index(first_samples: int, num_samples: int, generator: Generator) -> npt.NDArray[Any]:
-    """Make the shuffle index: samples [0, first_samples), shuffled, then samples [first_samples,
-    num_samples), shuffled.
+    """Make the shuffle index: the shuffled numbers of the samples. Samples before and from
+    `first_samples` on are shuffled separately.
 
     Args:
-        first_samples: number of samples before a separate final epoch; num_samples if there is
-            none.
-        num_samples: number of samples of the sample index.
+        first_samples: number of samples before a final epoch that is shuffled separately;
+            num_samples if there is no such epoch.
+        num_samples: number of samples in the sample index.
         generator: advanced as Megatron advances its own.
 
-    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. If `num_samples`, which may be
-        computed in single precision, is less than `first_samples`, the index has `first_samples`
-        entries, as Megatron's has.
-
+    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. `num_samples` may be less than
+        `first_samples`, since it may be computed in single precision; the index then has
+        `first_samples` entries, as in Megatron.
     Source: gpt_dataset._build_shuffle_index.
     """
     index = np.arange(max(first_samples, num_samples), dtype=shuffle_dtype(num_samples))

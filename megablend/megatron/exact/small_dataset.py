@@ -1,4 +1,4 @@
-"""The three indices of small datasets, computed for many datasets by one kernel call."""
+"""Compute the document, sample and shuffle index of many small datasets by one kernel call."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ _NEAR = FAR // 4
 
 
 class SmallDataset(NamedTuple):
-    """A dataset, and the places of its indices in the memory of all, counted in units of 4
-    bytes."""
+    """A small dataset, and where its indices are placed in a buffer that all small datasets share.
+    Places are counted in units of 4 bytes."""
 
     lengths: Int32s
-    """int32 [n], contiguous, tokens of documents `begin` to `begin` + n; n is 1 to
+    """Number of tokens of documents `begin` to `begin` + n (int32 [n], contiguous). n is 1 to
     MAX_DOCUMENTS."""
     begin: int
-    """Number of its first document."""
+    """Number of the first document."""
     num_entries: int
     """Number of entries of the document index: epochs * n."""
     num_samples: int
     samples_before_final: int | None
-    """Number of samples of all epochs but the last if the last one is shuffled separately, at most
-    num_samples; None otherwise."""
+    """Number of samples of all epochs but the last, at most num_samples, if the last epoch is
+    shuffled separately; otherwise None."""
     keep_tail: bool
     """Whether samples may end after the documents."""
     documents: int
-    """Place of its document index: int32 [num_entries]."""
+    """Place of the document index (int32 [num_entries])."""
     rows: int
-    """Place of its sample index: int32 [num_samples + 1, 2]."""
+    """Place of the sample index (int32 [num_samples + 1, 2])."""
     samples: int
-    """Place of its shuffle index: uint32 [num_samples]."""
+    """Place of the shuffle index (uint32 [num_samples])."""
 
     def numbers(self) -> tuple[int, ...]:
-        """Return the row of `numbers` that `fill_datasets` takes for this dataset."""
+        """Return this dataset's row of the array `numbers` that the kernel `fill_datasets`
+        takes."""
         # The kernel reads them by their address
         assert self.lengths.flags.c_contiguous
         assert self.lengths.dtype == np.int32
@@ -70,13 +71,14 @@ class SmallDataset(NamedTuple):
 def fill_small_datasets(
     datasets: Sequence[SmallDataset], memory: Int32s, *, seed: int, length: int, extra: int
 ) -> None:
-    """Compute for each dataset what document_index, sample_rows and shuffle_index return if they
-    are called one after another with one generator.
+    """Compute the document, sample and shuffle index of each dataset. They are the same as the
+    results of document_index, sample_rows and shuffle_index, called in this order with one
+    generator.
 
     Args:
-        memory: int32 [m], in which the indices of all datasets are; filled.
+        memory: int32 [m], the buffer into which the indices of all datasets are written.
         seed: seed of each dataset's generator.
-        length: tokens from the start of a sample to that of the next.
+        length: number of tokens from the start of a sample to the start of the next.
         extra: add_extra_token_to_sequence, 0 or 1.
 
     Raises: PlanError, as sample_rows does.
@@ -94,7 +96,8 @@ def fill_small_datasets(
 
 
 def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
-    """Fill the rows from number `filled` on, of samples that begin or end after the documents.
+    """Fill the last rows of a sample index, from row `filled` on: those of samples that begin or
+    end after the last document.
     Raises: PlanError, as sample_rows does."""
     rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
     last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])

@@ -1,13 +1,13 @@
-"""MegablendDatasetBuilder: Megatron's builder, but all ranks build what the cache lacks, and on a
-hit no rank waits for another.
+"""MegablendDatasetBuilder: a replacement of Megatron's builder. If files are missing in the cache,
+all ranks build them together; if the cache is complete, no rank waits for another.
 
     each rank  opens its datasets, if the cache has a completion marker for them
-    all ranks  exchange whether that worked: if it did for all, nothing else is done
-    else       the ranks that see one cache folder build it together; then each opens its datasets and reports it
+    all ranks  exchange whether they could open them; if all could, nothing else is done
+    otherwise  the ranks that share a cache folder build it together; then each opens its datasets and reports it
 
-The results are Megatron's own objects, made by Megatron's own code, which finds every file that it
-looks for. Modules that need numba, pyarrow or pydantic are imported where they are used, so that
-importing this module takes no time.
+The results are Megatron's own objects, made by Megatron's own code, which finds all of its files in
+the cache. Modules that need numba, pyarrow or pydantic are imported where they are used, so that
+importing this module is fast.
 """
 
 from __future__ import annotations
@@ -69,19 +69,20 @@ if TYPE_CHECKING:
 
 
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
-    """A replacement of BlendedMegatronDatasetBuilder, with the same arguments.
+    """A replacement for BlendedMegatronDatasetBuilder, with the same arguments.
 
-    Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other
-    classes, mock data, a config without a cache folder, unknown settings, and versions of
-    megatron-core that build something else are left to Megatron's own builder, with a warning.
+    It builds GPTDataset over `.bin/.idx` pairs, and MegablendGPTDataset over pairs, Parquet and
+    Arrow files. Everything else is left to Megatron's own builder, with a warning: other classes,
+    mock data, a config without a cache folder, unknown settings, and incompatible versions of
+    megatron-core.
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
         sizes: the numbers of samples of train, valid and test.
-        is_built_on_rank: returns whether this rank holds datasets; rank 0 need not.
+        is_built_on_rank: returns whether this rank uses datasets. Even rank 0 need not use any.
         config: GPTDatasetConfig or MegablendDatasetConfig.
-        others, options: further arguments of the installed version's builder, which are passed on
-            to it.
+        others, options: further arguments, which are passed on to the builder of the installed
+            version.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         self._marker: Marker | None = None
 
     def build(self) -> list[Any]:
-        """Return the datasets of train, valid and test; None if a split has no data, or this rank
-        holds no datasets. All ranks call it.
+        """Return the datasets of train, valid and test; None for a split without data, or if this
+        rank uses no datasets. All ranks must call this method.
 
-        Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
-            LaunchError.
+        Raises: on all ranks, the error of any rank that fails: ConfigError, PlanError, DataError,
+            CacheError, LaunchError.
         """
         reason = self._not_ours()
         if reason:
@@ -149,8 +150,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return datasets
 
     def _not_ours(self) -> str | None:
-        """Return why megablend does not build these datasets; None if it does. Raises: ConfigError
-        if Megatron cannot build them either."""
+        """Return the reason why megablend does not build these datasets; None if it builds them.
+        Raises: ConfigError if Megatron cannot build them either."""
         unknown = ", ".join(find_unknown_settings(self.config, GPTDatasetConfig))
         if self._is_our_class:
             if unknown:
@@ -170,8 +171,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return None
 
     def _leave_to_megatron(self, reason: str) -> list[Any]:
-        """Build with Megatron's own builder; all ranks call it. Raises: ConfigError for a class
-        that only megablend builds."""
+        """Build the datasets with Megatron's own builder. All ranks must call this method. Raises:
+        ConfigError for a class that only megablend builds."""
         if self._is_our_class:
             raise ConfigError(
                 f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
@@ -187,10 +188,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return list(builder.build())
 
     def _open_whole(self) -> list[Any] | None:
-        """Open the datasets; None if the cache is not marked complete, or cannot be opened: the
-        build then finds out what is wrong with it."""
+        """Open the datasets and return them; return None if the cache is not marked complete or
+        cannot be opened. The build that follows then finds out what is wrong with the cache."""
         try:
-            # Whether objects are as they were is not in the marker: the build compares them
+            # The marker does not say whether objects have changed: the build compares them
             if any(map(find_scheme, self._look_at_pairs())):
                 return None
             marker = self._read_marker()
@@ -203,15 +204,16 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return None
 
     def _read_marker(self) -> Marker | None:
-        """Read the marker of a complete cache; None if there is none, or if this rank needs
-        none."""
+        """Read the completion marker of the cache; None if there is no valid marker, or this rank
+        needs none."""
         from megablend.megatron.cache_builder.completion_marker import read_marker
 
         return read_marker(self._request()) if self._has_marker else None
 
     def _open(self, marker: Marker | None = None) -> list[Any]:
-        """Open the datasets of this rank from a complete cache; if its marker is given, the
-        datasets of a blend are opened on first use. Waits for no other rank."""
+        """Open the datasets of this rank from a complete cache, without waiting for other ranks. If
+        the cache's completion marker is given, the datasets of a blend are opened when they are
+        first used."""
         if not self.is_built_on_rank():
             return [None, None, None]
         if self._in_pages:
@@ -224,7 +226,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return list(super().build())
 
     def _look_at_pairs(self) -> dict[str, PairState]:
-        """Return the state of the files of each pair that this rank will open, by prefix."""
+        """Return, by prefix, the states of the files of each pair that this rank will open."""
         if not self._has_marker:
             return {}
         if self._is_our_class:  # the request also contains addresses, which may not be indexed yet
@@ -234,7 +236,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         )
 
     def _build_together(self, job: Job, world: FailTogether) -> None:
-        """Build the missing files, with the ranks that see the same cache folder."""
+        """Build the missing files, together with the ranks that share the cache folder."""
         cache = Path(cache_of(self.config)) if self.is_built_on_rank() else None
         ranks = ranks_sharing_folder(world, cache, getattr(self.config, "shared_fs", AUTO))
         if cache is None:
@@ -245,7 +247,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             launch.barrier()  # no rank opens files that another still writes
 
     def _fill(self, launch: Communicator) -> None:
-        """Build what the cache lacks; all ranks of the launch call it."""
+        """Build the files that are missing in the cache. All ranks of the launch must call this
+        method."""
         cache = cache_of(self.config)
         if self._in_pages:
             from megablend.megatron.plugin.pages import build_pages
@@ -269,7 +272,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         prepare_cache(self._request(), launch=launch, storage=storage)
 
     def _request(self) -> CacheRequest:
-        """Return the request for these datasets; its addresses include their index snapshots."""
+        """Return the request for these datasets. Its addresses include the digests of their index
+        snapshots."""
         if not self._is_our_class:
             return request_of(self.config, self.sizes)
         from megablend.megatron.cache_builder.document_tables import table_path
@@ -292,8 +296,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)
 
     def _named(self, word: str) -> str:
-        """Return the name of a prefix or an address in descriptions: a prefix itself, an address
-        together with its index snapshot."""
+        """Return the name that descriptions use for a prefix or an address: the prefix itself, or
+        the address together with the digest of its index snapshot."""
         if parse_address(word).format == PAIR:
             return word
         from megablend.megatron.cache_builder.document_tables import pinned_address
@@ -302,12 +306,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     @property
     def _has_marker(self) -> bool:
-        """Whether this rank opens a cache that has a completion marker once it is built."""
+        """Whether this rank uses a cache that gets a completion marker when it is built."""
         return self.is_built_on_rank() and not self._in_pages
 
     @property
     def _is_our_class(self) -> bool:
-        """Whether these datasets are of a class that Megatron does not build."""
+        """Whether the datasets are of a class that only megablend builds."""
         return issubclass(self.cls, MegablendGPTDataset)
 
     @cached_property
@@ -318,11 +322,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]]:
-        """Build the datasets as Megatron's method does, but on all ranks at once; if the marker
-        lists them all, they are opened on first use.
+        """Build the datasets as Megatron's method does, but on all ranks at the same time. If the
+        completion marker lists all datasets, they are opened when they are first used.
 
-        The datasets of the first prefix are opened at once, so that errors in the config and
-        Megatron's warnings appear now.
+        The datasets of the first prefix are always opened immediately, so that errors in the config
+        and Megatron's warnings appear now.
         """
         build = self._build_megatron_dataset_splits
         first = build(prefixes[0], split, sizes_per_dataset[0])
@@ -344,12 +348,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         split: Any,
         sizes_per_dataset: list[list[int | None]],
     ) -> list[list[Any]] | None:
-        """Make datasets that are opened on first use, a list per prefix; None if the marker does
-        not list them all.
+        """Make datasets that are opened on first use, as a list for each prefix; None if the marker
+        does not list all of them.
 
         Args:
-            first: the opened datasets of the first prefix. None is returned if a deferred dataset
-                would have other identifiers.
+            first: the opened datasets of the first prefix. Their identifiers are compared with
+                those that deferred datasets would have; if they differ, None is returned.
         """
         if self._marker is None or any(
             dataset is not None and identifiers(dataset) != dataset.unique_identifiers
@@ -381,13 +385,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return datasets
 
     def _path(self, prefix: str) -> str:
-        """Return a prefix or an address as the `dataset_path` of datasets."""
+        """Return the `dataset_path` of the datasets of a prefix or an address."""
         return self._named(prefix) if self._is_our_class else prefix
 
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
     ) -> list[Any]:
-        """Do the same as Megatron's method, without waiting for rank 0."""
+        """Do the same as Megatron's method of this name, without waiting for rank 0."""
         return list(
             super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False)
         )
@@ -396,7 +400,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def build_generic_dataset(
         cls: Any, is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
     ) -> Any:
-        """Do the same as Megatron's method, without waiting for rank 0."""
+        """Do the same as Megatron's method of this name, without waiting for rank 0."""
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
         if cls is core.BlendedDataset and all(
@@ -407,5 +411,5 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
 
 def _rename_prefixes(blend: Any, names: Mapping[str, str]) -> Any:
-    """Return a blend with its prefixes renamed; None for None."""
+    """Return a blend with its prefixes renamed; None if the blend is None."""
     return None if blend is None else ([names[word] for word in blend[0]], blend[1])

@@ -16,11 +16,13 @@ from megablend.order.registry import find_order
 from megablend.storage.object_options import ObjectOptions
 
 MEGATRON_ORDER = "megatron"
-"""Megatron's own shuffles; every other order is one of megablend's (megablend.order.registry)."""
+"""The name of the order of Megatron's own shuffles. All other orders are megablend's
+(megablend.order.registry)."""
 
 
 def uses_own_plan(config: GPTDatasetConfig) -> bool:
-    """Return whether samples come from megablend's plan, not from Megatron's index arrays."""
+    """Return whether the order of samples comes from megablend's plan, rather than from Megatron's
+    index arrays."""
     return getattr(config, "order", MEGATRON_ORDER) != MEGATRON_ORDER
 
 
@@ -38,15 +40,15 @@ _SAMPLE_SETTINGS = (
     "lanes",
     "shuffle_window",
 )
-"""The settings that decide which tokens a sample has, apart from the blends."""
+"""The settings that determine the tokens of each sample, in addition to the blends."""
 
 
 def list_settings(
     cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]
 ) -> dict[str, Any]:
-    """Return the settings that must be the same on all ranks, so that all read the same samples.
-    Data paths are shortened to their last part, since nodes may have their data in different
-    folders."""
+    """Return the settings that must be the same on all ranks, so that all ranks read the same
+    samples. Data paths are shortened to their last component, since nodes may have their data in
+    different folders."""
     return {
         "class": cls.__name__,
         "sizes": list(sizes),
@@ -57,7 +59,8 @@ def list_settings(
 
 
 def _without_folders(blend: Any) -> Any:
-    """Return the weights of a blend and the last parts of its prefixes; None if it is None."""
+    """Return the weights of a blend and the last components of its prefixes; None if the blend is
+    None."""
     return blend and {
         "prefixes": [str(word).rpartition("/")[2] for word in blend[0]],
         "weights": blend[1],
@@ -78,39 +81,40 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     megablend's plan over single documents, fully shuffled, which reads a block for each."""
 
     run: str = "default"
-    """In orders other than "megatron": the name of the run in the cache. The samples of a run never
-    change; another name starts a new run."""
+    """The name of the run in the cache, for orders other than "megatron". The samples of a run
+    never change; another name starts a new run."""
 
     lanes: int = 8
-    """In orders other than "megatron": the number of independent streams, best a multiple of micro
-    batch x data-parallel size (x workers)."""
+    """The number of independent streams, for orders other than "megatron". It should be a multiple
+    of micro batch size x data-parallel size (x workers)."""
 
     shuffle_window: int = 64
-    """In orders other than "megatron": the samples per lane that are shuffled together."""
+    """The number of samples per lane that are shuffled together, for orders other than
+    "megatron"."""
 
     cycle: int | None = None
     """The old name of `shuffle_window`."""
 
     shared_fs: str = "auto"
-    """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected
-    when something must be built)."""
+    """Whether all ranks share one cache folder: "yes", "no" (each machine has its own) or "auto"
+    (detected when files must be built)."""
 
     max_open_files: int = 256
-    """The number of descriptors of data files and index arrays that MegablendGPTDataset keeps open
-    in a process."""
+    """The maximum number of data files and index arrays that MegablendGPTDataset keeps open in a
+    process."""
 
     memory: int = 512 << 20
-    """The bytes that a process may hold for reading a split, like `memory` of a config. In
-    Megatron's order they are for decoded pages of Parquet and Arrow files, and each address in the
-    data paths gets an equal part."""
+    """The number of bytes that a process may use for reading a split, like `memory` of a megablend
+    config. In Megatron's order, they are used for decoded pages of Parquet and Arrow files, and are
+    divided equally among the addresses in the data paths."""
 
     storage: ObjectOptions | Mapping[str, Mapping[str, Any]] | str | None = None
-    """The settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a
-    config of megablend; or the path of a YAML or JSON file that has them under `storage`; None for
-    the file that the environment variable MEGABLEND_STORAGE names."""
+    """The settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` in a
+    megablend config; or the path of a YAML or JSON file that contains them under `storage`. If it
+    is None, the file named by the environment variable MEGABLEND_STORAGE is used."""
 
     def __post_init__(self) -> None:
-        """Check the settings that Megatron does not know."""
+        """Check the settings that are megablend's own."""
         from megablend.config.storage_settings import load_storage_settings
 
         super().__post_init__()
@@ -137,7 +141,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
 
 
 def cache_of(config: Any) -> str:
-    """Return the config's cache folder. Raises: ConfigError if it has none."""
+    """Return the path of the config's cache folder. Raises: ConfigError if it is not set."""
     if not config.path_to_cache:
         raise ConfigError(
             "path_to_cache (--data-cache-path) is not set; set it to the folder in which to store the index and the "
@@ -147,24 +151,24 @@ def cache_of(config: Any) -> str:
 
 
 def idx_folder(config: Any) -> Path:
-    """Return the folder of the config's copies of `.idx` files."""
+    """Return the folder for local copies of `.idx` files from object stores."""
     given = getattr(config, "object_storage_cache_path", None)
     return Path(given or Path(cache_of(config), "megablend-idx")).absolute()
 
 
 def data_path_entries(config: Any) -> list[str]:
-    """Return all prefixes and addresses of a config's blends, as they are written, each once."""
+    """Return the distinct prefixes and addresses of a config's blends, as they are written."""
     blends = [config.blend, *(config.blend_per_split or ())]
     return list(dict.fromkeys(word for blend in blends if blend is not None for word in blend[0]))
 
 
 def pairs_of(config: Any) -> tuple[str, ...]:
-    """Return all prefixes of `.bin/.idx` pairs of a config's blends, each once."""
+    """Return the distinct prefixes of `.bin/.idx` pairs in a config's blends."""
     return _select_pairs(tuple(data_path_entries(config)))
 
 
 @lru_cache(maxsize=8)
 def _select_pairs(entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the entries that are prefixes of pairs. Cached, since `pairs_of` is called for each of
-    thousands of pairs."""
+    """Return the entries that are prefixes of pairs. Results are cached, since `pairs_of` is called
+    for each of thousands of pairs."""
     return tuple(entry for entry in entries if parse_address(entry).format == PAIR)

@@ -1,5 +1,5 @@
-"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs: the same samples for the same
-documents."""
+"""A GPTDataset that reads Parquet files, Arrow files, or any number of `.bin/.idx` pairs. The same
+documents yield the same samples in every format."""
 
 from __future__ import annotations
 
@@ -40,24 +40,26 @@ class IndexArrays(NamedTuple):
     documents: PooledArray
     """The documents of all epochs, in shuffled order."""
     samples: PooledArray
-    """For each sample: its first position in `documents`, and an offset in that document; then the
-    end of the last sample."""
+    """For each sample: the position in `documents` at which it begins, and the offset of its first
+    token in that document. The last row is the end of the last sample."""
     shuffle: PooledArray
     """The shuffled numbers of the samples."""
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
-    """A GPTDataset whose documents and index arrays are read through a bounded number of
-    descriptors.
+    """A GPTDataset that keeps only a limited number of files open, however many documents and index
+    arrays it reads.
 
-    MegablendDatasetBuilder makes it, and builds the files that this class opens. Dicts of samples
-    are made in one of two ways: by the installed GPTDataset, one at a time, or fast (`_read_fast`),
-    where one call of a kernel reads the tokens of many samples. The fast way is only for samples of
-    pairs that all have the same masks, and only if it makes the same first dict as GPTDataset.
+    MegablendDatasetBuilder creates these datasets and builds the files that they open. The dicts of
+    samples are made in one of two ways. Either the installed GPTDataset makes them, one at a time;
+    or `_read_fast` makes them, which reads the tokens of many samples by one kernel call. The fast
+    way is only used for pairs whose samples all have the same masks, and only if it returns the
+    same dict as GPTDataset for the first sample.
     """
 
     _reads_fast: bool | None = None
-    """Whether dicts are made the fast way; None until the first sample decides it."""
+    """Whether the dicts of samples are made the fast way; None until the first sample was read,
+    which decides it."""
 
     document_index: Any
     sample_index: Any
@@ -67,8 +69,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     def build_low_level_dataset(dataset_path: str, config: MegablendDatasetConfig) -> Documents:
         """Open the documents of an address or a prefix.
 
-        Raises: CacheError if they were not prepared; ConfigError for an address that cannot be
-            read.
+        Raises: CacheError if the documents were not prepared; ConfigError for an invalid address.
         """
         from megablend.megatron.cache_builder.catalog import catalog_path
         from megablend.megatron.cache_builder.document_tables import pinned_address
@@ -88,19 +89,20 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return len(self._arrays.samples) - 1
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """Return GPTDataset's dict of a sample. Raises: IndexError; the errors of Documents.get."""
+        """Return the same dict of a sample as GPTDataset. Raises: IndexError, and the errors of
+        Documents.get."""
         fast = _read_fast([(self, [idx])]) if self._reads_fast else None
         return self._read_as_megatron(idx) if fast is None else fast[0]
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """Return the dicts of the samples of a batch; torch's DataLoader calls it. Raises: see
+        """Return the dicts of the samples of a batch. Called by torch's DataLoader. Raises: see
         `__getitem__`."""
         fast = _read_fast([(self, indices)]) if self._reads_fast else None
         return [self[idx] for idx in indices] if fast is None else fast
 
     def _read_as_megatron(self, idx: int | None) -> dict[str, Any]:
-        """Return the installed GPTDataset's dict. The first one decides, by comparison, whether the
-        following ones are made the fast way."""
+        """Return the dict that the installed GPTDataset makes. The first dict is compared with that
+        of `_read_fast`; if they are equal, the following dicts are made the fast way."""
         try:
             expected: dict[str, Any] = super().__getitem__(idx)
         except DataError as error:
@@ -117,7 +119,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return expected
 
     def _can_read_fast(self) -> bool:
-        """Return whether `_read_fast` can make the dicts of datasets of this class and config."""
+        """Return whether `_read_fast` supports datasets of this class and config."""
         from megablend.megatron.plugin.documents import PairDocuments
 
         return (
@@ -130,8 +132,12 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:
-        """Read the tokens of samples into `out` [n, sequence_length + 1], of the documents' dtype;
-        return False if the kernel cannot read them."""
+        """Read the tokens of samples into `out`, and return True; return False if the kernel cannot
+        read these samples.
+
+        Args:
+            out: [n, sequence_length + 1], of the dtype of the documents.
+        """
         from megablend.kernels.gpt_samples import read_samples
 
         numbers = np.asarray(indices)
@@ -157,7 +163,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     @cached_property
     def _layout(self) -> Array:
-        """The layout of the files; see read_samples."""
+        """The sizes and offsets by which the kernel `read_samples` finds the entries of the
+        files."""
         documents = self.dataset
         _, samples, shuffle = self._arrays
         widths = samples.dtype.itemsize, shuffle.dtype.itemsize, documents.dtype.itemsize
@@ -166,10 +173,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
-        """Return arrays that are opened when they are first read; Megatron would map three for each
-        dataset.
+        """Return the three index arrays, which are opened when they are first read. (Megatron would
+        memory-map three files for each dataset.)
 
-        With `defer_npy_index_mmap` they are None until the first sample is read, as Megatron's are.
+        With `defer_npy_index_mmap`, return None for each of them, as Megatron does. They are then
+        set when the first sample is read.
         """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
         paths = [
@@ -182,7 +190,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """Do the same as GPTDataset's method, on arrays that are opened on first read."""
+        """Do the same as GPTDataset's method of this name, with arrays that are opened when they
+        are first read."""
         if self.shuffle_index is None:
             self.document_index, self.sample_index, self.shuffle_index = self._arrays
         result: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
@@ -190,12 +199,13 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
 
 class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
-    """Megatron's blend, but a batch's samples of one dataset are read together. The class keeps
-    Megatron's name, which is part of the names of its cache files."""
+    """Megatron's blend, except that all samples of a batch that belong to the same dataset are read
+    together. The class has the same name as Megatron's, because the name is part of the names of
+    the cache files."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the dicts of several samples, as `__getitem__` returns them, with the same
-        errors."""
+        """Return the dicts of several samples. The dicts and errors are the same as those of
+        `__getitem__`."""
         if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
         numbers = np.asarray(self.dataset_index)[indices]  # faster than a map's entries one by one
@@ -218,11 +228,15 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
 def _read_fast(
     parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]],
 ) -> list[dict[str, Any]] | None:
-    """Return the dicts of full samples of datasets of one config; one call of a kernel reads the
-    tokens of each dataset.
+    """Return the dicts of complete samples of several datasets with the same config. The tokens of
+    each dataset are read by one kernel call.
 
-    Return None if GPTDataset has to make the dicts, or to raise the error. All samples of a dataset
-    share their position ids and attention mask, as GPTDataset's do.
+    Return None if the samples must be read by GPTDataset, which may also raise the appropriate
+    error. All samples of a dataset share one tensor of position ids and one attention mask, as in
+    GPTDataset.
+
+    Args:
+        parts: pairs of a dataset and the indices of its samples.
     """
     first = parts[0][0]
     if any(dataset.dataset.dtype != first.dataset.dtype for dataset, _ in parts):
@@ -263,7 +277,7 @@ def _read_fast(
 
 
 def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Return whether two samples have the same keys in the same order, and tensors of the same
+    """Return whether two samples have the same keys in the same order, and tensors with the same
     values and dtypes."""
     return list(ours) == list(theirs) and all(
         ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
@@ -272,8 +286,9 @@ def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def check_sequence_counts(config: Any) -> None:
-    """Check that `sequences_per_dataset`, from which Megatron's class takes the numbers of sequences
-    instead of from the `.idx` files, agrees with them, which MegablendGPTDataset reads.
+    """Check that the setting `sequences_per_dataset` agrees with the `.idx` files. Megatron's class
+    takes the number of sequences of each file from this setting; MegablendGPTDataset reads the
+    files.
 
     Raises: ConfigError; CacheError if the pairs' catalog is missing or damaged.
     """
@@ -296,10 +311,10 @@ def check_sequence_counts(config: Any) -> None:
 
 
 def make_dataset_storage(config: Any) -> Storage:
-    """Make the storage that the config's datasets are read from; it bounds the files that the
+    """Return a storage for reading the datasets of a config. It limits the number of files that the
     process keeps open.
 
-    Object stores are read in a way that lets Megatron's DataLoader fork this process.
+    Object stores are read in such a way that Megatron's DataLoader may fork this process.
     """
     from megablend.config.storage_settings import load_storage_settings
 

@@ -1,9 +1,10 @@
 """Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a
 second on every rank.
 
-Until then an object has what a blend and a training script ask of all datasets: path, split,
-identifiers and length. When a sample or any other attribute is read, or an attribute is set,
-Megatron's own constructor opens the files, and the object becomes an ordinary one of its class.
+Until then, a dataset has only the attributes that a blend and a training script read from all
+datasets: path, split, identifiers and length. When a sample or any other attribute is read, or an
+attribute is set, Megatron's own constructor opens the files, and the object becomes an ordinary
+instance of its class.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from megablend.megatron.pair_files import PairState, check_pair
 from megablend.system.after_fork import ProcessLock
 
 Open = Callable[[], Any]
-"""A function that makes a dataset with its own constructor."""
+"""A function without arguments that constructs a dataset."""
 
 _opening = ProcessLock()
 _shared_numbers = np.zeros(0, np.int32)
 
 
 def defer(cls: type[Any], opener: Open, length: int, **attributes: Any) -> Any:
-    """Return an object of a subclass of `cls` that becomes one of `cls` when it is first used.
+    """Return an instance of a subclass of `cls` that becomes an instance of `cls` when it is first
+    used.
 
     Args:
-        opener: called once, on first use; picklable.
+        opener: constructs the dataset. Called once, on first use. Must be picklable.
         length: the number of samples in the dataset.
-        attributes: dataset_path, num_samples, index_split and config, which the constructor would
-            set.
+        attributes: the attributes that the constructor would set: dataset_path, num_samples,
+            index_split and config.
     """
     return _restore(cls, {"_opener": opener, "_length": length, **attributes})
 
 
 @cache
 def _deferred(cls: type[Any]) -> type[Any]:
-    """Make the subclass of `cls` of datasets that are not opened yet."""
+    """Return a subclass of `cls` for datasets that are not opened yet."""
     members: dict[str, Any] = {
         "__len__": _length,
         "__getitem__": _sample,
@@ -58,7 +60,7 @@ def _deferred(cls: type[Any]) -> type[Any]:
 
 
 def _restore(cls: type[Any], attributes: dict[str, Any]) -> Any:
-    """Make a dataset that is not opened yet from its attributes, as `_reduce` pickles them."""
+    """Make a dataset that is not opened yet from attributes that `_reduce` has pickled."""
     key: Any = cls
     deferred: Any = _deferred(key)
     dataset = deferred.__new__(deferred)
@@ -67,7 +69,8 @@ def _restore(cls: type[Any], attributes: dict[str, Any]) -> Any:
 
 
 def identifiers(dataset: Any) -> OrderedDict[str, Any]:
-    """Return the identifiers that the constructor makes. Source: MegatronDataset.__init__."""
+    """Return the `unique_identifiers` that the constructor of a dataset sets. Source:
+    MegatronDataset.__init__."""
     return OrderedDict(
         [
             ("class", type(dataset).__name__),
@@ -80,13 +83,14 @@ def identifiers(dataset: Any) -> OrderedDict[str, Any]:
 
 
 class PrefixOpener:
-    """Opens the datasets of one prefix, which share its documents. Picklable.
+    """A picklable object that opens the datasets of one prefix. These datasets share the documents
+    of the prefix.
 
     Args:
         cls: the class of the datasets.
         split: the split matrix.
-        files: the state of the pair's files when the cache was compared with them; None if the
-            prefix is not a pair.
+        files: the states of the pair's files when the cache was compared with them; None if the
+            dataset is not read from a pair.
     """
 
     def __init__(
@@ -103,10 +107,10 @@ class PrefixOpener:
         return PrefixOpener, (self._cls, self._config, self._path, self._split, self._files)
 
     def dataset(self, kind: Any, num_samples: int | None) -> Any:
-        """Open the dataset of a split. Source:
-        BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
+        """Open the dataset of a split.
 
         Raises: MissingFileError; ChangedFileError if the pair's files have changed.
+        Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
         """
         if self._documents is None:
             self._check()
@@ -125,8 +129,8 @@ class PrefixOpener:
 
 
 def _numbers(end: int) -> npt.NDArray[np.int32]:
-    """Return the numbers 0, 1, ..., at least `end` of them, read-only. The `indices` of all
-    datasets are slices of this one array."""
+    """Return a read-only array of the numbers 0, 1, ..., with at least `end` entries. The `indices`
+    of all datasets are slices of this one array."""
     global _shared_numbers
     if len(_shared_numbers) < end:
         _shared_numbers = np.arange(end, dtype=np.int32)
@@ -145,8 +149,8 @@ def _sample(dataset: Any, idx: Any) -> Any:
 
 
 def _attribute(dataset: Any, name: str) -> Any:
-    """Open the dataset for an attribute that it does not have yet. Special methods, which `copy`
-    and `pickle` look for, belong to the class, so they do not open the dataset."""
+    """Open the dataset to read an attribute that it does not have yet. Special methods, which
+    `copy` and `pickle` look up, belong to the class, so they do not open the dataset."""
     if name.startswith("__") or "_opener" not in dataset.__dict__:
         if name in dataset.__dict__:  # another thread has opened it in the meantime
             return dataset.__dict__[name]
@@ -174,7 +178,7 @@ def _reduce(dataset: Any, protocol: Any) -> Any:
 
 
 def _open(dataset: Any) -> Any:
-    """Open a dataset in place, unless another thread has; return it."""
+    """Open a dataset in place, unless another thread has already opened it. Return the dataset."""
     with _opening.lock:
         opener = dataset.__dict__.get("_opener")
         if opener is not None:

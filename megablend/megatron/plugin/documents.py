@@ -1,5 +1,5 @@
-"""Low-level datasets: documents with the interface of Megatron's IndexedDataset, which GPTDataset
-and other code read."""
+"""Low-level datasets: classes with the interface of Megatron's IndexedDataset, from which
+GPTDataset and other code read documents."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from megablend.storage.location import find_scheme
 
 
 class SequenceIndex:
-    """The lengths, positions and documents of sequences. Positions and documents are read on first use.
+    """The lengths and positions of sequences, and the documents that they form. Positions and
+    documents are read on first use.
 
     Args:
-        sequence_lengths: int32 [num_sequences], tokens.
+        sequence_lengths: int32 [num_sequences], number of tokens of each sequence.
         dtype: dtype of the tokens.
-        read_pointers: returns int64 [num_sequences], the bytes from the start of the data to each
-            sequence.
-        read_documents: returns int64 [num_documents + 1], the first sequence of each document, and
-            the number of sequences.
+        read_pointers: returns int64 [num_sequences], the position of each sequence in the data, in
+            bytes.
+        read_documents: returns int64 [num_documents + 1], the number of the first sequence of each
+            document, followed by the number of sequences.
 
     Source: megatron.core.datasets.indexed_dataset._IndexReader.
     """
 
     sequence_modes = None
-    """None, since the data is not multimodal."""
+    """Always None, since the data is not multimodal."""
 
     def __init__(
         self,
@@ -57,12 +58,13 @@ class SequenceIndex:
 
     @cached_property
     def sequence_pointers(self) -> Array:
-        """The position of each sequence in the data: int64 [num_sequences], bytes."""
+        """The position of each sequence in the data, in bytes (int64 [num_sequences])."""
         return self._read_pointers()
 
     @cached_property
     def document_indices(self) -> Array:
-        """The first sequence of each document, and their number: int64 [num_documents + 1]."""
+        """The number of the first sequence of each document, followed by the number of sequences
+        (int64 [num_documents + 1])."""
         return self._read_documents()
 
     @property
@@ -79,33 +81,35 @@ class SequenceIndex:
         return len(self.sequence_lengths)
 
     def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, None]:
-        """Return position, length and mode of a sequence. Raises: IndexError."""
+        """Return the position, length and mode of a sequence; the mode is None. Raises:
+        IndexError."""
         return self.sequence_pointers[idx], self.sequence_lengths[idx], None
 
 
 class Documents(ABC):
-    """The documents by number, with the interface of
-    megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
+    """A picklable collection of documents, which are accessed by number. It has the interface of
+    megatron.core.datasets.indexed_dataset.IndexedDataset."""
 
     path_prefix: str
     """The name of the documents in the blend."""
     sequence_lengths: Array
-    """The tokens of each document: int32 [num_documents], memory-mapped."""
+    """The number of tokens of each document (int32 [num_documents], memory-mapped)."""
     multimodal = False
 
     @abstractmethod
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """Return tokens [offset, offset + length) of a document; to its end if no length is given.
-        Raises: IndexError."""
+        """Return tokens [offset, offset + length) of a document; without a length, all tokens from
+        the offset on. Raises: IndexError."""
 
     @property
     @abstractmethod
     def index(self) -> SequenceIndex:
-        """Lengths and positions of the sequences, and the first sequence of each document."""
+        """The lengths and positions of the sequences, and the first sequence of each document."""
 
     @property
     def document_indices(self) -> Array:
-        """See `SequenceIndex.document_indices`; a document of a pair may be several sequences."""
+        """See `SequenceIndex.document_indices`. A document of a pair may consist of several
+        sequences."""
         return self.index.document_indices
 
     def get_document_indices(self) -> Array:
@@ -113,7 +117,7 @@ class Documents(ABC):
         return self.document_indices
 
     def set_document_indices(self, document_indices: Array) -> None:
-        """Replace document_indices in this object only."""
+        """Replace document_indices in this object only, not in the files."""
         self.index.document_indices = document_indices
 
     def __len__(self) -> int:
@@ -140,7 +144,7 @@ class Documents(ABC):
         )
 
     def _number(self, idx: int) -> int:
-        """Return a document's number; if it is negative, counted from the end. Raises:
+        """Return a document's number. A negative number is counted from the end. Raises:
         IndexError."""
         count = len(self)
         if not -count <= idx < count:
@@ -151,10 +155,10 @@ class Documents(ABC):
 
 
 class PairDocuments(Documents):
-    """A `.bin/.idx` pair of a catalog, read through the process's pool of descriptors.
+    """The documents of a `.bin/.idx` pair, whose files belong to the process's pool of open files.
 
-    Lengths come from the catalog; a document's position in the `.bin` is read from the `.idx` with
-    the document.
+    The lengths of documents are taken from a catalog (see cache_builder/catalog.py). The position
+    of a document in the `.bin` is read from the `.idx` whenever the document is read.
     """
 
     def __init__(
@@ -171,14 +175,15 @@ class PairDocuments(Documents):
         """The etags of the `.idx` and the `.bin` when the lengths were read."""
         self._checked = False
         self._files = look_at_pair(prefix) if files is None else files
-        """The states of the files when the documents were first opened, in whichever process."""
+        """The states of the files when the documents were first opened, by this process or the one
+        that pickled them."""
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get.
 
         Raises: IndexError; MissingFileError; CorruptFileError if the pair's files end early;
-            ChangedFileError if their lengths are not those that the cache was built from, or if
-            their sizes have changed.
+            ChangedFileError if the lengths of the documents are not those that the cache was built
+            from, or if the sizes of the files have changed.
         """
         if not self._checked:
             self._check()
@@ -199,27 +204,28 @@ class PairDocuments(Documents):
         return np.frombuffer(data, self.dtype)
 
     def check_sizes(self, *descriptors: int) -> None:
-        """Check, after reading, that the open `.idx` and `.bin` have the sizes that they had when
-        the documents were first opened, so that no other documents have been written into them.
-        Raises: ChangedFileError."""
+        """Check that the open `.idx` and `.bin` still have the sizes that they had when the
+        documents were first opened. Called after reading, in case other documents were written into
+        the files. Raises: ChangedFileError."""
         for path, descriptor, before in zip(self.files, descriptors, self._files, strict=True):
             check_open_size(path, descriptor, before)
 
     @property
     def pointers_start(self) -> int:
-        """The offset in the `.idx` of the positions of the sequences, in bytes."""
+        """The offset in the `.idx`, in bytes, at which the positions of the sequences begin."""
         return HEADER_BYTES + 4 * len(self)
 
     @cached_property
     def files(self) -> tuple[str, str]:
-        """The paths of the `.idx` and the `.bin`, which are checked first. Raises: see `get`."""
+        """The paths of the `.idx` and the `.bin`. The files are checked before the paths are
+        returned. Raises: see `get`."""
         if not self._checked:
             self._check()
         return f"{self.path_prefix}.idx", f"{self.path_prefix}.bin"
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index; its arrays are maps of the `.idx`."""
+        """See Documents.index. The arrays are memory maps of the `.idx`."""
         return SequenceIndex(
             self.sequence_lengths,
             self.dtype,
@@ -229,7 +235,8 @@ class PairDocuments(Documents):
 
     @cached_property
     def _idx_arrays(self) -> tuple[Array, Array]:
-        """The positions of sequences and the boundaries of documents: int64. Raises: see `get`."""
+        """The positions of the sequences, and the first sequence of each document (both int64).
+        Raises: see `get`."""
         self._check()
         path = f"{self.path_prefix}.idx"
         # The storage keeps the file open that was checked, even if it was replaced since
@@ -245,15 +252,15 @@ class PairDocuments(Documents):
         return pointers.view("<i8"), rest[: 8 * header.num_boundaries].view("<i8")
 
     def _check(self) -> None:
-        """Check that the `.idx` is the one whose lengths are in the catalog; called on first use,
-        when the file is opened anyway.
+        """Check that the catalog was made from this `.idx`. Called on first use, when the file is
+        opened anyway.
 
-        If it was copied or touched, its lengths are read and compared, once per process.
+        If the file was copied or touched, its lengths are read and compared, once per process.
         """
         path = f"{self.path_prefix}.idx"
         data = f"{self.path_prefix}.bin"
         if self.storage.stat(data).etag != self._data_etag and find_scheme(data):
-            # Of a local file, sizes and times are compared, where the dataset is opened
+            # Sizes and times of local files are compared where the dataset is opened
             raise ChangedFileError(
                 data,
                 "was replaced after this job began to build its datasets: restart the job (without "
@@ -274,8 +281,9 @@ class PairDocuments(Documents):
 
 
 class TableDocuments(Documents):
-    """The documents of Parquet or Arrow files. The index snapshot and the table of their lengths
-    determine the block of a document; the blocks read last are kept, up to `memory` bytes."""
+    """The documents of Parquet or Arrow files. The block of a document is found by the index
+    snapshot and the table of the documents' lengths. Up to `memory` bytes of the most recently read
+    blocks are kept."""
 
     def __init__(self, cache: str, address: Address, memory: int, storage: Storage) -> None:
         store, self.sequence_lengths = open_table(cache, address, storage)
@@ -287,7 +295,7 @@ class TableDocuments(Documents):
         self._table = table_path(cache, address)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError,
+        """See Documents.get. Raises: IndexError, MissingFileError, ChangedFileError,
         CorruptFileError, CacheError."""
         number = self._number(idx)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
@@ -312,8 +320,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index. It describes all tokens as if they were in one `.bin`, with each row
-        a sequence and a document."""
+        """See Documents.index. The index describes all tokens as if they were in one `.bin`, and
+        each row of the table as a sequence that is also a document."""
         dtype = np.result_type(*self._snapshot.files.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,
@@ -346,8 +354,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def _tokens_before(self) -> Array:
-        """The tokens before each block, end-of-document tokens included: int64 [num_blocks + 1].
-        Not verified."""
+        """The number of tokens before each block, including end-of-document tokens (int64
+        [num_blocks + 1]). The numbers are not verified by checksums."""
         tokens: Array = self._snapshot.tokens_before
         return tokens + self._snapshot.ends_before if self._has_eod else tokens
 

@@ -1,5 +1,5 @@
-"""Inspects the code of the installed megatron-core without running it: its methods, its functions
-that wait for other ranks, and its settings. Part of the `probe`."""
+"""Inspect the code of the installed megatron-core without running it: its methods, its settings,
+and which of its functions wait for other ranks. Part of the `probe`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ BUILDER_METHODS = (
     "_build_megatron_dataset_splits",
     "_build_megatron_datasets_parallel",
 )
-"""Methods of Megatron's builder that MegablendDatasetBuilder overrides, or calls."""
+"""Methods of Megatron's builder that MegablendDatasetBuilder overrides or calls."""
 DATASET_METHODS = (
     "__len__",
     "build_low_level_dataset",
     "_build_document_sample_shuffle_indices",
     "_query_document_sample_shuffle_indices",
 )
-"""Methods of GPTDataset that MegablendGPTDataset overrides, or calls."""
+"""Methods of GPTDataset that MegablendGPTDataset overrides or calls."""
 _PASSED_ON = {"others", "options"}
-"""Parameters of our methods that take optional arguments of newer versions, and pass them on."""
+"""Parameters of megablend's methods that accept optional arguments of newer Megatron versions,
+which are passed on to Megatron."""
 _OPENING_MODULES = (
     "blended_megatron_dataset_builder",
     "blended_dataset",
@@ -46,13 +47,22 @@ _COLLECTIVES = {
     "broadcast",
     "broadcast_object_list",
 }
-"""The names of torch.distributed's functions that wait for other ranks."""
+"""Names of the functions of torch.distributed that wait for other ranks."""
 
 
 def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, ...]) -> str | None:
-    """Return how methods of Megatron's class differ from the ones that override them in our
-    subclass, or which method Megatron's class shares with our additions; None if neither. Arguments
-    that our method passes on are not a difference."""
+    """Return the first incompatibility between a class of Megatron's and megablend's subclass of
+    it, as text; None if they are compatible.
+
+    It is an incompatibility if an overridden method is missing or takes other arguments, or if
+    Megatron's class has a method with the name of one that the subclass adds. Optional arguments
+    that the subclass passes on are allowed.
+
+    Args:
+        ours: megablend's subclass.
+        theirs: Megatron's class.
+        overridden: names of the methods that the subclass overrides or calls.
+    """
     for name in overridden:
         if not hasattr(theirs, name):
             return f"{theirs.__name__} has no {name}"
@@ -74,8 +84,8 @@ def compare_methods(ours: type[Any], theirs: type[Any], overridden: tuple[str, .
 
 
 def find_waiting_function() -> str | None:
-    """Return the name of a function that waits for other ranks in the modules that open datasets,
-    and that the builder does not override; None if there is none."""
+    """Return a message about a function that waits for other ranks and is not overridden by the
+    builder, in the modules that open datasets; None if there is none."""
     for module in _OPENING_MODULES:
         for name, code in _list_functions(sys.modules[f"megatron.core.datasets.{module}"]):
             if _used_names(code) & _COLLECTIVES and name not in BUILDER_METHODS:
@@ -84,8 +94,8 @@ def find_waiting_function() -> str | None:
 
 
 def find_missing_setting() -> str | None:
-    """Return the name of a setting that a cache depends on but Megatron's config lacks; None if
-    there is none."""
+    """Return a message about a setting that a cache depends on but Megatron's config does not have;
+    None if there is none."""
     found = {field.name for field in fields(GPTDatasetConfig)}
     for name in DatasetConfig.__annotations__:
         if name not in found and not has_default(name):
@@ -98,7 +108,7 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def _list_functions(module: Any) -> Iterator[tuple[str, CodeType]]:
-    """Yield the functions of a module, and of its classes, by name."""
+    """Yield the name and code of each function of a module and of its classes."""
     for holder in (module, *filter(inspect.isclass, vars(module).values())):
         for name, value in vars(holder).items():
             function = inspect.unwrap(getattr(value, "__func__", value))
@@ -107,6 +117,7 @@ def _list_functions(module: Any) -> Iterator[tuple[str, CodeType]]:
 
 
 def _used_names(code: CodeType) -> set[str]:
-    """Return the names that a function, and the functions in it, look up."""
+    """Return the names that the code of a function refers to, including the functions defined
+    inside it."""
     inner = [_used_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)

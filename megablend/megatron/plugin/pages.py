@@ -1,5 +1,5 @@
-"""Orders other than Megatron's: samples of megablend's own plan, as GPTDataset's dicts. No arrays
-are built: the tokens of a sample are computed."""
+"""Datasets in megablend's own orders, whose samples are the same kind of dicts as GPTDataset's. No
+index arrays are built: megablend's plan computes where the tokens of a sample are."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Blend = tuple[Sequence[str], Sequence[float] | None]
 
 
 class PageOrderDataset(MegablendGPTDataset):
-    """A split of a run as a GPTDataset: its masks, labels and padding are the installed
-    GPTDataset's own.
+    """A GPTDataset that contains the samples of a split of a run. Masks, labels and padding are
+    made by the installed GPTDataset.
 
-    Index i is the i-th sample that is trained on: samples that the run skips have no index, since
-    Megatron counts samples itself.
+    Index i is the i-th sample that is trained on. Samples that the run skips have no index, because
+    Megatron itself counts the samples it has consumed.
     """
 
     def __init__(self, run: Dataset, split: Split, config: MegablendDatasetConfig) -> None:
@@ -51,7 +51,8 @@ class PageOrderDataset(MegablendGPTDataset):
         return run.skips.count_trained(len(run))
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """Return GPTDataset's dict of a sample, with `dataset_id` if several sources are blended.
+        """Return the same dict of a sample as GPTDataset, with `dataset_id` if several sources are
+        blended.
 
         Raises: IndexError; DataError.
         """
@@ -61,7 +62,7 @@ class PageOrderDataset(MegablendGPTDataset):
         return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **members}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """Return the dicts of several samples, whose blocks are read together. Raises: see
+        """Return the dicts of several samples. Their blocks are read together. Raises: see
         `__getitem__`."""
         wanted = [int(idx) for idx in indices if idx is not None]
         with suppress(DataError, IndexError):  # raised below, where it names its sample
@@ -76,14 +77,14 @@ class PageOrderDataset(MegablendGPTDataset):
             self._batch = {}
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """Return the tokens of a sample, and no numbers of documents: in these orders, documents
-        have none."""
+        """Return the tokens of a sample, as GPTDataset's method of this name does, but with an
+        empty array of document numbers: in these orders, documents are not numbered."""
         sample = self._batch.get(int(idx)) or self.dataset.sample(self._sample(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
 
     def _sample(self, idx: int) -> int:
-        """Return the number of the idx-th sample that is not skipped."""
+        """Return the number in the run of the idx-th sample that is not skipped."""
         run: Dataset = self.dataset
         return run.skips.position(int(idx))
 
@@ -94,8 +95,8 @@ class PageOrderDataset(MegablendGPTDataset):
 def build_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator
 ) -> None:
-    """Index the data and commit the run's order; all ranks of the launch call it. Raises: see
-    megablend.build."""
+    """Index the data and commit the run. All ranks of the launch must call this function. Raises:
+    see megablend.build."""
     build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
 
@@ -103,7 +104,7 @@ def open_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None]
 ) -> list[PageOrderDataset | None]:
     """Open the datasets of train, valid and test; None for a split without data. Raises: CacheError
-    if the run was not built, or must be lengthened; PlanError."""
+    if the run was not built or must be extended; PlanError."""
     settings = run_config(config, sizes)
     storage = make_dataset_storage(config)
     datasets: list[PageOrderDataset | None] = []
@@ -118,7 +119,7 @@ def open_pages(
 
 
 def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> Config:
-    """Return the equivalent config of `megablend build`.
+    """Return the megablend config that is equivalent to Megatron's config and sizes.
 
     Raises: ConfigError for a setting that these orders do not support.
     """
@@ -160,8 +161,8 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
 
 
 def _with_skips(cache: str, run: str, samples: int) -> int:
-    """Return how many samples the run needs for Megatron to train on `samples` samples: those, and
-    the skipped ones between them.
+    """Return the number of samples that the run must have so that Megatron can train on `samples`
+    of them: these samples, and the skipped samples between them.
 
     Raises: CacheError if the ledger or the list of skipped samples is damaged.
     """
@@ -172,8 +173,8 @@ def _with_skips(cache: str, run: str, samples: int) -> int:
 
 
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
-    """Return the config of a source, named by its position in the blend, so that its data may move;
-    without weights, each source counts by its tokens."""
+    """Return the config of a source. The source is named by its position in the blend, so that its
+    data may be moved. Without weights, sources are weighted by their numbers of tokens."""
     address = parse_address(word)
     path = (
         make_absolute(address.pattern, str(Path.cwd()))

@@ -1,14 +1,14 @@
-"""Check whether the plugin fits the installed megatron-core, by inspecting its code and by building
-tiny datasets both ways.
+"""Check whether the plugin is compatible with the installed megatron-core, by inspecting
+megatron-core's code, and by building tiny datasets with both.
 
     methods    those that our classes override exist and take the same arguments; those that we add do not exist there
     waiting    no step of opening datasets waits for other ranks, except those that we override
     settings   those that a cache depends on exist
     builds     Megatron finds all files that it needs in a cache of ours, and builds the same arrays and samples by itself
 
-A version that differs in any of these is refused with a message that says how; its number does not
-matter. The first three are in `megatron_code`, the last in `tiny_datasets`. It is checked once per
-node, and a fit is stored:
+A version that differs in any of these is refused with a message that says how it differs; the
+version number does not matter. The first three checks are in `megatron_code`, the last in
+`tiny_datasets`. They run once per node. If the version is compatible, this is recorded in a file:
 
 <kernel cache>/megatron-<digest>.json     this code of Megatron's fits this code of ours
 """
@@ -42,10 +42,11 @@ from megablend.system.atomic_write import replace_file
 
 @cache
 def known_misfit(builder: type[Any]) -> str | None:
-    """Return why the plugin does not fit the installed megatron-core; None if it does. A fit is
-    stored on this node, and read again.
+    """Return the reason why the plugin is incompatible with the installed megatron-core; None if it
+    is compatible. A positive result is stored on this node, and later processes read it.
 
-    A misfit is not stored: it may have another cause, such as a package that is being updated.
+    A negative result is not stored, since it may have a temporary cause, such as a package that is
+    just being updated.
     """
     path = cache_dir() / f"megatron-{_digest()}.json"
     try:
@@ -62,7 +63,7 @@ def known_misfit(builder: type[Any]) -> str | None:
 
 def find_misfit(builder: type[Any]) -> str | None:
     """Return how the installed megatron-core differs from what the plugin needs; None if it does
-    not. Waits for no other rank.
+    not differ. This function does not wait for other ranks.
 
     Args:
         builder: MegablendDatasetBuilder.
@@ -79,7 +80,7 @@ def find_misfit(builder: type[Any]) -> str | None:
 
 
 def _digest() -> str:
-    """Return the digest of everything that the outcome depends on."""
+    """Return a digest of everything that the result of the check depends on: versions and code."""
     digest = hashlib.blake2b(
         f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16
     )
@@ -89,8 +90,8 @@ def _digest() -> str:
 
 
 def _list_code() -> list[Path]:
-    """Return the files of Megatron's datasets and their compiled helpers, and of megablend's code
-    for Megatron."""
+    """Return the paths of the code files of Megatron's datasets (with compiled helpers), and of
+    megablend's code for Megatron."""
     theirs = Path(sys.modules[GPTDataset.__module__].__file__ or "").parent
     ours = Path(__file__).parents[1]
     return sorted([*theirs.glob("*.py"), *theirs.glob("helpers*.so"), *ours.rglob("*.py")])

@@ -1,4 +1,4 @@
-"""Tiny datasets, built by the installed megatron-core and by the plugin, and how they differ. Part
+"""Build tiny datasets with the installed megatron-core and with the plugin, and compare them. Part
 of the `probe`."""
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from megablend.storage.by_scheme import make_storage
 from megablend.system.atomic_write import translate_os_errors
 
 Case = tuple[dict[str, Any], list[int | None]]
-"""The options of a config, and the sizes of its splits."""
+"""The options of a config, and the numbers of samples of its splits."""
 _EOD = 0
 """The end-of-document token."""
 _LENGTHS = ([5, 0, 1, 9, 3, 7, 30, 2, 8, 4, 6, 1], [12, 6, 3, 25, 8, 11, 16, 9])
-"""The numbers of tokens in the documents of each pair."""
+"""For each pair, the numbers of tokens in its documents."""
 _ARRAYS = (
     "document_index",
     "sample_index",
@@ -41,14 +41,15 @@ _ARRAYS = (
     "dataset_index",
     "dataset_sample_index",
 )
-"""The index arrays among the attributes of Megatron's datasets; each class has some of them."""
+"""Names of the attributes of Megatron's datasets that are index arrays. Each class has some of
+them."""
 _COMPARED_SAMPLES = 3
-"""The number of samples of each tiny dataset that are compared."""
+"""The number of samples that are compared in each tiny dataset."""
 
 
 def compare_builds(builder: type[Any]) -> str | None:
-    """Build tiny datasets both ways and return a difference, which may be an error that either way
-    raises; None if there is none.
+    """Build tiny datasets with Megatron and with the plugin, and return the first difference as
+    text; None if there is none. An error raised by either of them also counts as a difference.
 
     Raises: CacheError if the temporary folder cannot be written.
     """
@@ -77,9 +78,9 @@ def compare_builds(builder: type[Any]) -> str | None:
 def _compare_case(
     builder: type[Any], cache: Path, options: dict[str, Any], sizes: list[int | None]
 ) -> str | None:
-    """Return how Megatron's datasets of a config differ from ours, in the files of the cache, the
-    arrays or the samples; None if they do not."""
-    # Leave out options that this version lacks but that it follows by default
+    """Return how Megatron's datasets for a config differ from megablend's in the files of the
+    cache, the arrays or the samples; None if they are the same."""
+    # Leave out options that this version lacks, but whose behaviour it has by default
     names = {field.name for field in fields(GPTDatasetConfig)}
     options = {
         name: value for name, value in options.items() if name in names or not has_default(name)
@@ -109,8 +110,9 @@ def _compare_case(
 
 
 def _comparing_arrays(builder: type[Any], config: Any, differences: list[str]) -> type[Any]:
-    """Make a subclass of the builder that builds each dataset that it opens with our cache once
-    more, in memory, and appends to `differences` how Megatron's own arrays differ."""
+    """Return a subclass of the builder that compares arrays. It opens each dataset from megablend's
+    cache, lets Megatron build the same dataset in memory, and appends any difference of their
+    arrays to `differences`."""
     in_memory = copy.copy(config)
     # So that every rank builds, and writes nothing
     in_memory.path_to_cache = None
@@ -133,8 +135,8 @@ def _comparing_arrays(builder: type[Any], config: Any, differences: list[str]) -
 
 
 def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | None:
-    """Return how datasets differ from Megatron's; None if they do not. Both lists have an item for
-    each split: a dataset, a list of validation sets, or None without data."""
+    """Return how datasets differ from Megatron's; None if they are the same. Both lists have an
+    item for each split: a dataset, a list of validation sets, or None for a split without data."""
     for our_split, their_split in zip(ours, theirs, strict=True):
         if their_split is None:
             continue
@@ -146,7 +148,8 @@ def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | N
 
 
 def _compare_dataset(ours: Any, theirs: Any, config: Any) -> str | None:
-    """Return how the first samples of two datasets differ; None if they do not."""
+    """Return how two datasets differ in their lengths or first samples; None if they are the
+    same."""
     if len(ours) != len(theirs):
         return f"MegablendGPTDataset has {len(ours)} samples where GPTDataset has {len(theirs)}"
     for k in range(min(len(theirs), _COMPARED_SAMPLES)):
@@ -204,7 +207,8 @@ def _without_messages() -> Iterator[None]:
 
 
 class ProbeTokenizer:
-    """The attributes of a tokenizer that GPTDataset reads; no two of its special tokens are equal."""
+    """A stand-in for a tokenizer, with only the attributes that GPTDataset reads. All of its
+    special tokens are different."""
 
     vocab_size = 300
     pad = 299
@@ -218,7 +222,7 @@ class ProbeTokenizer:
 
 
 def write_pairs(folder: Path) -> list[str]:
-    """Write the pairs and return their prefixes."""
+    """Write the `.bin/.idx` pairs of the tiny datasets, and return their prefixes."""
     return [
         _write_pair(folder / f"pair{number}", lengths) for number, lengths in enumerate(_LENGTHS)
     ]
@@ -238,25 +242,25 @@ def _write_pair(prefix: Path, lengths: list[int]) -> str:
 
 
 def several_epochs(prefixes: list[str]) -> Case:
-    """Return a case with a blend by weights, whose last epochs are shuffled by themselves."""
+    """Return a case with a weighted blend of datasets whose last epochs are shuffled separately."""
     blend = {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2"}
     return {**blend, "mid_level_dataset_surplus": 0.5}, [60, 9, 0]
 
 
 def by_length(prefixes: list[str]) -> Case:
-    """Return a case with blends without weights: of a whole epoch, and of a part."""
+    """Return a case with unweighted blends: one of a whole epoch, and one of a part of an epoch."""
     return {"blend": (prefixes, None), "split": "1,1,0"}, [None, 4, 0]
 
 
 def alone(prefixes: list[str]) -> Case:
-    """Return a case with a single prefix in each split, whose partial sequences are kept."""
+    """Return a case with a single prefix in each split, in which partial sequences are kept."""
     partial = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False}
     blends = {"blend_per_split": [(prefixes[:1], None), (prefixes[1:], [1.0]), None]}
     return {**blends, **partial, "create_attention_mask": True}, [40, 15, 0]
 
 
 def validation_sets(prefixes: list[str]) -> Case:
-    """Return a case with several validation sets, each used as a whole."""
+    """Return a case with several validation sets, each of one whole epoch."""
     sets = {"multiple_validation_sets": True, "full_validation": True}
     partial = {"drop_last_partial_validation_sequence": False}
     blends = {"blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None]}
@@ -264,4 +268,4 @@ def validation_sets(prefixes: list[str]) -> Case:
 
 
 CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alone, validation_sets)
-"""Functions that make a case from prefixes."""
+"""Functions that each return a case for the prefixes of the tiny datasets."""

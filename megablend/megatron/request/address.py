@@ -1,4 +1,5 @@
-"""A dataset's source as an entry of a blend, such as
+"""Addresses: the entries of a blend, which name the files of a dataset. An address is the prefix of
+a `.bin/.idx` pair, or a URL-like text such as
 `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`."""
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _OPTIONS = ("column", "append_eod", "documents", "index")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The documents of a dataset, as an entry of a blend names them."""
+    """A parsed entry of a blend: the files of a dataset, and how to read documents from them."""
 
     format: str
-    """parquet, arrow, or PAIR: the prefix of a `.bin/.idx` pair."""
+    """The format of the files: parquet, arrow, or PAIR for a `.bin/.idx` pair."""
     pattern: str
     """Path or glob of the files; for a pair, its prefix."""
     column: str | None = None
@@ -48,10 +49,10 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read an address; a path without a scheme is the prefix of a pair. Patterns become absolute,
-    prefixes stay as written.
+    """Parse an address. A path without a scheme is the prefix of a pair. File patterns are made
+    absolute, prefixes stay as written.
 
-    Raises: ConfigError for an option that does not exist or cannot be read; see check_prefix.
+    Raises: ConfigError for an option that is unknown or invalid, and in the cases of check_prefix.
     """
     check_prefix(text)
     scheme = _SCHEME.match(text)
@@ -74,8 +75,11 @@ def parse_address(text: str) -> Address:
 
 
 def check_prefix(prefix: str) -> None:
-    """Check what is certain without the files. Raises: ConfigError if an entry of a blend is not a
-    string, has a scheme that no storage reads, or ends with the suffix of a file of a pair."""
+    """Check an entry of a blend without looking at any file.
+
+    Raises: ConfigError if the entry is not a string, has a scheme that no storage reads, or ends
+        with the suffix of a file of a pair.
+    """
     if not isinstance(prefix, str):
         raise ConfigError(f"a blend has the entry {prefix!r}; expected a string, such as str(path)")
     if _SCHEME.match(prefix):
@@ -90,8 +94,8 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_pair(word: str) -> None:
-    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not; the errors
-    of parse_address."""
+    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not, and in the
+    cases of parse_address."""
     kind = parse_address(word).format
     if kind != PAIR:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The request that Megatron's own config describes."""
+"""Convert Megatron's own config to a CacheRequest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megablend.megatron.request.tokenizer import identifiers_of
 
 
 class DatasetConfig(Protocol):
-    """The settings of a GPTDatasetConfig that a cache depends on."""
+    """The interface of a GPTDatasetConfig: the settings that the content of a cache depends on."""
 
     random_seed: int
     sequence_length: int
@@ -33,9 +33,9 @@ class DatasetConfig(Protocol):
 def request_of(
     config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY
 ) -> CacheRequest:
-    """Return the request that a config and sizes describe.
+    """Return the CacheRequest for a config and the numbers of samples of train, valid and test.
 
-    Raises: ConfigError if Megatron would refuse it or use mock data.
+    Raises: ConfigError if Megatron would reject these arguments or use mock data.
     """
     if config.mock:
         raise ConfigError(
@@ -64,8 +64,8 @@ def request_of(
 
 
 def whole_sizes(sizes: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Convert sizes that are whole numbers of another type, such as 1e6, to integers, since
-    Megatron names files by how a size is written. The request refuses other values."""
+    """Convert whole numbers of other types, such as 1e6, to integers, because Megatron derives file
+    names from the printed sizes. Other values stay as they are, and CacheRequest rejects them."""
     return tuple(
         int(size) if isinstance(size, numbers.Real) and size == size // 1 else size
         for size in sizes

@@ -1,5 +1,5 @@
-"""Descriptions: the JSON by which Megatron names a dataset's files. Its bytes are hashed, so every
-one of them counts.
+"""Descriptions: JSON texts that identify datasets. Megatron names the files of a dataset by the
+hash of its description, so every byte of the text matters.
 
 Source: MegatronDataset.__init__, BlendedDataset.__init__.
 """
@@ -18,7 +18,7 @@ BLEND_CLASSES = {GREEDY: "BlendedDataset", LARGEST_REMAINDER: "MegablendLargestR
 
 
 def shared_members(request: CacheRequest, split: int) -> str:
-    """Return the members that end the descriptions of all datasets of a split."""
+    """Return the last lines of a description, which are the same for all datasets of a split."""
     return _members(
         {
             "index_split": SPLITS[split],
@@ -32,11 +32,11 @@ def shared_members(request: CacheRequest, split: int) -> str:
 
 
 def dataset_description(request: CacheRequest, part: DatasetPart, shared: str) -> str:
-    """Return the description.txt of a dataset; ASCII.
+    """Return the text of a dataset's description.txt, in ASCII.
 
     Args:
-        shared: what shared_members returns for its split: most of the text, formatted once for
-            thousands of datasets.
+        shared: the result of shared_members for the dataset's split. It is most of the text, and is
+            formatted once for thousands of datasets.
     """
     # Formatted by hand: json.dumps takes ten times as long if it indents
     num_samples = "null" if part.num_samples is None else part.num_samples
@@ -57,9 +57,9 @@ def blend_description(
     weights: Sequence[float] | Sequence[int],
     size: int | None,
 ) -> str:
-    """Return the description.txt of a blend: the descriptions of its datasets, its weights and its
-    size; ASCII."""
-    # Each line break is one between members: JSON escapes those in strings
+    """Return the text of a blend's description.txt, in ASCII: the descriptions of its datasets, its
+    weights and its size."""
+    # Every line break separates two members: JSON escapes line breaks in strings
     indented = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")
     return _object(
         [
@@ -71,14 +71,14 @@ def blend_description(
 
 
 def base_name(text: str, class_name: str, split: int) -> str:
-    """Return the beginning of the names of an artefact's files:
-    <md5 of the description>-<class>-<split>."""
+    """Return the common prefix of the names of an artefact's files: <md5 of the
+    description>-<class>-<split>."""
     digest = hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
     return f"{digest}-{class_name}-{SPLITS[split]}"
 
 
 def _members(values: Mapping[str, Any]) -> str:
-    """Return the lines of a JSON object between its braces."""
+    """Return the members of a JSON object as indented lines, without the object's braces."""
     return json.dumps(values, indent=4)[2:-2]
 
 

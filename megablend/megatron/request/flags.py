@@ -1,4 +1,4 @@
-"""The request that the flags of Megatron's training script describe.
+"""Convert the command-line flags of Megatron's training script to a CacheRequest.
 
 Source: megatron.training.utils.get_blend_and_blend_per_split, validate_args and
 core_gpt_dataset_config_from_args of Megatron-LM 0.16.1.
@@ -20,7 +20,8 @@ from megablend.system.limited_json import parse_json
 from megablend.system.safe_open import get_file_size
 
 _LEGACY_SPLIT = "969, 30, 1"
-"""Megatron's split if --data-path is given without --split. Its spaces count: it is hashed."""
+"""Megatron's default split if --data-path is given without --split. It is hashed, so its spaces
+matter."""
 _SIZE_FLAGS = (
     "train_samples",
     "train_iters",
@@ -32,14 +33,15 @@ _SIZE_FLAGS = (
     "valid_samples",
     "test_samples",
 )
-"""Keyword arguments of `count_samples`, named as the flags' attributes."""
+"""The keyword arguments of `count_samples`, which have the same names as the flags."""
 
 
 def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
-    """Return the blend that words describe: prefixes, or a weight before each prefix.
+    """Return the blend that is given by the words of a flag: prefixes only, or a weight before each
+    prefix.
 
     Args:
-        place: flag or file that holds the words, for messages.
+        place: flag or file that contains the words, for error messages.
 
     Raises: ConfigError if weights and prefixes do not alternate.
     """
@@ -63,7 +65,8 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
 
 
 def read_words(path: str) -> list[str]:
-    """Read the words of a file (--data-args-path). Raises: ConfigError if it cannot be read."""
+    """Read the words of the file of --data-args-path. Raises: ConfigError if the file cannot be
+    read."""
     return _read(path).split()
 
 
@@ -71,7 +74,7 @@ def read_blends(path: str) -> tuple[Blend | None, ...]:
     """Read the blend of each split from a JSON file with the keys train, valid and test
     (--per-split-data-args-path).
 
-    Each is a list of words, a string of words, or null. Raises: ConfigError.
+    Each blend is a list of words, a string of words, or null. Raises: ConfigError.
     """
     try:
         found = parse_json(_read(path))
@@ -129,18 +132,18 @@ def count_samples(
     valid_samples: int | None = None,
     test_samples: int | None = None,
 ) -> tuple[int | None, ...]:
-    """Return how many samples training requests of each split, from the values of Megatron's flags
-    and the sizes that are given directly.
+    """Return the number of samples that training will request of each split, computed from the
+    values of Megatron's flags.
 
-    The steps of batch-size ramps and of phases are not modelled: a size that depends on them has to
-    be given directly.
+    Ramps of the batch size and training phases are not modelled. If the number of samples depends
+    on them, it must be given directly (`train_samples`, `valid_samples`, `test_samples`).
 
     Args:
         used: numbers of the splits that have data.
-        rampup_batch_size: initial batch size, increment, and samples of the ramp.
+        rampup_batch_size: initial batch size, increment, and number of samples of the ramp.
 
-    Returns: 0 for splits that are not in `used`, None for a valid split of one epoch.
-
+    Returns: the number for train, valid and test: 0 for splits that are not in `used`, None for a
+        validation split of one whole epoch.
     Raises: ConfigError if a flag that the size of a used split depends on is missing, or two flags
         contradict.
     Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters.
@@ -196,15 +199,15 @@ def count_samples(
 
 
 def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any]) -> CacheRequest:
-    """Return the request that Megatron's training script would make from its flags.
+    """Return the CacheRequest for the flags of Megatron's training script.
 
     Args:
-        flags: values of all flags of `megablend megatron-cache`, by the names of their attributes;
-            lists of words are tuples.
-        tokenizer_flags: as build_identifiers takes them.
+        flags: the values of all flags of `megablend megatron-cache`, by attribute name, such as
+            "data_path". Lists of words are tuples.
+        tokenizer_flags: see build_identifiers.
 
-    Raises: ConfigError if flags are missing or contradict, or name a file that cannot be read;
-        MissingFileError, instead of the error for a missing size, if a local pair does not exist.
+    Raises: ConfigError if flags are missing or contradict one another, or name a file that cannot
+        be read; MissingFileError if a local pair does not exist and a size is missing, too.
     """
     blend, blend_per_split = _blends(flags)
     split = flags["split"]
@@ -238,8 +241,8 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
 
 
 def _check_files(blends: Sequence[Blend | None]) -> None:
-    """Check that the local pairs of blends exist: a wrong path must be reported before a missing
-    flag. Raises: MissingFileError; ConfigError for an address of another kind."""
+    """Check that the local pairs of blends exist, so that a wrong path is reported before a missing
+    flag. Raises: MissingFileError; ConfigError for an address that is not a pair."""
     prefixes = [prefix for blend in blends if blend is not None for prefix in blend.prefixes]
     for prefix in prefixes:
         check_pair(prefix)
@@ -249,7 +252,8 @@ def _check_files(blends: Sequence[Blend | None]) -> None:
 
 
 def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None, ...] | None]:
-    """Return the blend of all splits, and the blends by split; one of the two is None."""
+    """Return the blend that is divided into all splits, and the separate blends of the splits. One
+    of the two is None."""
     split_words = {split: flags[f"{split}_data_path"] for split in SPLITS}
     given = {
         "--data-path": bool(flags["data_path"]),

@@ -1,5 +1,5 @@
-"""Which datasets each split consists of, and how many samples of each Megatron's builder requests.
-Reads no file.
+"""Determine which datasets each split consists of, and how many samples of each dataset Megatron's
+builder requests. This reads no file.
 
     one prefix, no weights      one dataset, with as many samples as the split
                                 (a per-split blend of one prefix: also with weights)
@@ -26,16 +26,17 @@ from megablend.errors import ConfigError
 from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
 
 Matrix = list[tuple[float, float] | None]
-"""The fraction of the sequences that each split takes, [begin, end); None if it takes none."""
+"""For each split, the fraction of the sequences that belongs to it, as (begin, end); None if the
+split is empty."""
 _WHOLE = (0.0, 1.0)
 
 
 def split_matrix(split: str) -> Matrix:
-    """Return the matrix that Megatron makes from a split string such as "969,30,1". Descriptions
-    contain it, so the type of its zeros also counts: the first is an int.
+    """Return the matrix that Megatron computes from a split string such as "969,30,1". The matrix
+    is printed in descriptions, so even the types of its numbers matter: the first zero is an int.
 
-    Raises: ConfigError if it has more than three parts, no part above 0, or a part that Megatron
-        would misread.
+    Raises: ConfigError if the string has more than three parts, no part above 0, or a part that
+        Megatron would misread.
     Source: parse_and_normalize_split, convert_split_vector_to_split_matrix.
     """
     if re.search(r"[0-9.]\s*[eE+-]|[eE+-]\s*[0-9.]", split):
@@ -67,7 +68,8 @@ def normalized(weights: list[float] | list[int]) -> list[float]:
 
 
 def sequence_range(span: tuple[float, float], num_sequences: int) -> tuple[int, int]:
-    """Return the first sequence of a split's part of a file, and the one after its last.
+    """Return the range of a file's sequences that belongs to a split, as the number of its first
+    sequence and the number after its last.
 
     Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
     """
@@ -77,14 +79,14 @@ def sequence_range(span: tuple[float, float], num_sequences: int) -> tuple[int, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPart:
-    """A dataset: the part of one prefix that is in one split."""
+    """A dataset: the part of the documents of one prefix that belongs to one split."""
 
     prefix: str
     split: int
     span: tuple[float, float]
-    """The fraction of the prefix's sequences, [begin, end), as in the split matrix."""
+    """The fraction of the prefix's sequences, as (begin, end), from the split matrix."""
     num_samples: int | None
-    """Minimum number of samples to build; None for those of one epoch."""
+    """Minimum number of samples to build; None for the samples of one epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +97,13 @@ class SplitLayout:
     parts: tuple[DatasetPart, ...]
     blended: bool
     weights: tuple[float, ...] | None = None
-    """Divided by their sum, once; None if the datasets' lengths are the weights."""
+    """The normalized weights of the datasets; None if the datasets are weighted by their
+    lengths."""
     targets: tuple[int, ...] | None = None
-    """With weights: how many samples the blend needs of each dataset, before the surplus."""
+    """The number of samples that the blend needs of each dataset, without the surplus; None if no
+    weights are given."""
     size: int | None = None
-    """The split's size as requested."""
+    """The requested number of samples of the split; None for one epoch."""
 
     @property
     def name(self) -> str:
@@ -108,15 +112,15 @@ class SplitLayout:
 
 
 def matrix_of(request: CacheRequest) -> Matrix | None:
-    """Return the split matrix in the request's descriptions; None with blends by split."""
+    """Return the split matrix of a request; None if the request has a blend for each split."""
     return None if request.split is None else split_matrix(request.split)
 
 
 def layouts(request: CacheRequest) -> list[SplitLayout]:
     """Return the layouts of the splits that have data, in order.
 
-    Raises: ConfigError for a split string that cannot be read, or a weight that is used and whose
-        share is not above 0.
+    Raises: ConfigError if the split string is invalid, or a weight that is used is not above 0
+        after normalization.
     """
     matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
     result = []
@@ -161,8 +165,8 @@ def _split_layout(
 
 
 def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights divided by their sum. Raises: ConfigError if one of these shares is not
-    above 0, on which Megatron fails without a message."""
+    """Return the weights divided by their sum. Raises: ConfigError if a result is not above 0,
+    since Megatron then fails without a message."""
     with np.errstate(all="ignore"):
         shares = normalized(list(weights))
     if all(share > 0 for share in shares):  # also where all weights are negative

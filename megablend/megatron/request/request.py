@@ -1,5 +1,5 @@
-"""The arguments of Megatron's builder: blends, sizes, seed, length, tokenizer. Named as in its
-config, and validated."""
+"""The validated arguments of Megatron's builder: blends, sizes, seed, sequence length, tokenizer.
+They are named as in Megatron's config."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from megablend.megatron.request.address import check_prefix
 
 SPLITS = ("train", "valid", "test")
 MAX_DATASETS = 32_766
-"""Maximum number of datasets of a blend, which stores their numbers in 16 bits."""
+"""Maximum number of datasets in a blend: dataset numbers are stored in 16 bits."""
 GREEDY = "greedy"
 LARGEST_REMAINDER = "largest-remainder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """Prefixes of `.bin/.idx` pairs, and how they are weighted."""
+    """Prefixes of `.bin/.idx` pairs (or other addresses), and their weights."""
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None = None
-    """The given weights, not normalised; None if the datasets' lengths are the weights. `layouts`
-    checks those that are used."""
+    """The weights as given, not normalized; None if the datasets are weighted by their lengths. The
+    weights that are used are checked by `layouts`."""
 
     def __post_init__(self) -> None:
         if not self.prefixes:
@@ -48,8 +48,8 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
-    """One call of Megatron's dataset builder. Fields are named as
-    in GPTDatasetConfig if both have them."""
+    """The arguments of one call of Megatron's dataset builder. Fields that GPTDatasetConfig also
+    has are named as there."""
 
     path_to_cache: str
     random_seed: int
@@ -57,14 +57,14 @@ class CacheRequest:
     tokenizer: Mapping[str, Any]
     """The tokenizer's `unique_identifiers`, in their order."""
     sizes: tuple[int | None, ...]
-    """Samples of train, valid and test; None for one epoch."""
+    """Number of samples of train, valid and test; None for one epoch."""
     blend: Blend | None = None
     """The blend of all splits, divided by `split`; None if `blend_per_split` is given instead."""
     blend_per_split: tuple[Blend | None, ...] | None = None
     split: str | None = None
     multiple_validation_sets: bool = False
-    """Each prefix of the valid blend is a dataset by itself. Only with `blend_per_split`, as in
-    Megatron."""
+    """Whether each prefix of the valid blend is a validation set by itself. As in Megatron, this
+    requires `blend_per_split`."""
     full_validation: bool = False
     mid_level_dataset_surplus: float = 0.005
     drop_last_partial_validation_sequence: bool = True
@@ -72,11 +72,11 @@ class CacheRequest:
     dataset_class: str = "GPTDataset"
     """Name of the datasets' class in descriptions and file names."""
     lengths_at: Mapping[str, str] = field(default_factory=dict)
-    """For each prefix that is not a `.bin/.idx` pair, the `.npy` file of its documents' lengths,
-    int32."""
+    """For each address that is not a `.bin/.idx` pair: the path of the `.npy` file with the lengths
+    of its documents (int32)."""
     interleaving: str = GREEDY
-    """GREEDY, which is Megatron's, or LARGEST_REMAINDER, whose blends have a class name of their
-    own."""
+    """GREEDY, which is Megatron's own interleaving, or LARGEST_REMAINDER. Blends of the latter have
+    a different class name."""
 
     def __post_init__(self) -> None:
         if not self.path_to_cache:
@@ -117,7 +117,7 @@ class CacheRequest:
         self._check_sizes()
 
     def list_settings(self) -> dict[str, Any]:
-        """Return all fields by name, except paths, which may differ between nodes."""
+        """Return all fields by name, except paths, since these may differ between nodes."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -125,7 +125,11 @@ class CacheRequest:
         }
 
     def blend_of(self, split: int) -> Blend | None:
-        """Return the blend of a split, which is given by its number; None if it has no data."""
+        """Return the blend of a split; None if the split has no data.
+
+        Args:
+            split: the number of the split, 0 to 2.
+        """
         return self.blend if self.blend_per_split is None else self.blend_per_split[split]
 
     def _check_sizes(self) -> None:

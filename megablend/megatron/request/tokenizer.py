@@ -1,9 +1,10 @@
-"""The tokenizer's part of a description: its `unique_identifiers`,
-given as JSON or by the tokenizer itself.
+"""The identifiers of the tokenizer (its `unique_identifiers`), which are part of every description.
+They are given as JSON, or taken from a tokenizer object.
 
-They depend on how the training script builds the tokenizer (by class path, or the legacy class with
-all its options), and are exact only if they come from it: an earlier run's description.txt has
-them. Megatron-core, if it is installed, can build the tokenizers of the former kind.
+The identifiers depend on how the training script builds the tokenizer: by class path, or as the
+legacy class with all its options. They are exact only if they come from the training script itself,
+for example from the description.txt of an earlier run. If megatron-core is installed, it can build
+tokenizers by class path.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from megablend.system.limited_json import parse_json
 
 
 def identifiers_of(tokenizer: Any) -> dict[str, Any]:
-    """Return the identifiers of a tokenizer object, as json.loads reads them back from JSON.
-    Raises: ConfigError if it has none."""
+    """Return the identifiers of a tokenizer object, converted to JSON and back. Raises: ConfigError
+    if the tokenizer has no identifiers, or JSON cannot store them."""
     try:
         identifiers: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
     except (AttributeError, TypeError) as error:
@@ -33,10 +34,10 @@ def identifiers_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def read_identifiers(text_or_path: str) -> dict[str, Any]:
-    """Read identifiers from inline JSON, from a JSON file, or from the description.txt of a dataset
-    or of a blend.
+    """Read the identifiers of a tokenizer from inline JSON, from a JSON file, or from the
+    description.txt of a dataset or of a blend.
 
-    Raises: ConfigError if there are none.
+    Raises: ConfigError if no identifiers are found.
     """
     is_inline = text_or_path.lstrip().startswith("{")
     place = "the tokenizer's identifiers" if is_inline else text_or_path
@@ -65,10 +66,10 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     Megatron's flags.
 
     Args:
-        flags: values of all of Megatron's tokenizer flags, by the names of their attributes, as
-            given in training; lists of words are tuples.
+        flags: the values of all of Megatron's tokenizer flags, by attribute name, as given in
+            training. Lists of words are tuples.
 
-    Raises: ConfigError if megatron-core is not installed, or cannot build it.
+    Raises: ConfigError if megatron-core is not installed, or cannot build the tokenizer.
     """
     remedy = "give --tokenizer-identifiers, such as an earlier run's description.txt"
     if flags.get("legacy_tokenizer"):
@@ -88,8 +89,8 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
             f"--tokenizer-type needs megatron-core ({error}); install it, or {remedy}"
         ) from None
     values = {name: _as_argparse(value) for name, value in flags.items()}
-    # Versions from 0.18 call three values otherwise; versions from 0.17 pad the vocabulary, whose
-    # padding is no part of the identifiers
+    # Versions from 0.18 use other names for three values. Versions from 0.17 pad the vocabulary;
+    # the padding is not part of the identifiers.
     values |= {
         "metadata_path": values.get("tokenizer_metadata"),
         "special_tokens": values.get("tokenizer_special_tokens"),
@@ -110,6 +111,6 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_argparse(value: Any) -> Any:
-    """Return a tuple of words as argparse would, a list, or None if it is empty: identifiers
-    contain the printed form."""
+    """Convert a tuple of words to what argparse returns: a list, or None if there are no words.
+    This matters because the identifiers contain printed values."""
     return (list(value) or None) if isinstance(value, tuple) else value
