@@ -1,5 +1,5 @@
-"""Compute where documents begin, from their lengths and from running counts at regular
-intervals."""
+"""Compute the first token of documents, from the lengths of all documents and running counts at
+regular intervals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def add_lengths(
         lengths: int32 [n], tokens of each document.
         end_tokens: tokens that are added to each document that has tokens.
         documents: int64 [m], each from 0 to n.
-        counts: int64 [m], expected tokens of the documents from that multiple to the next one, or
-            to n.
+        counts: int64 [m], expected number of tokens of the documents from that multiple of `every`
+            to the next one, or to n.
         starts: int64 [m], to which the numbers are added.
 
     Returns: the first i for which the documents do not have counts[i] tokens; -1 if there is none.

@@ -1,5 +1,5 @@
-"""Read ranges of a file in one call, with no Python between two reads; and join ranges that should
-be read together."""
+"""Read ranges of a file in one call, without running Python between two reads, and join ranges that
+should be read together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def read_ranges(
     Args:
         fd: descriptor of the file.
         offsets, sizes: int64 [n], in bytes of the file.
-        begins: int64 [n], where each range begins in `out`; the caller has checked that it fits.
+        begins: int64 [n], where each range begins in `out`; the caller has checked that all ranges
+            fit.
         ahead: whether to first ask the system to read all ranges ahead, in parallel; this changes
             only the speed.
         out: uint8, is filled.
@@ -49,8 +50,8 @@ def read_ranges(
 def fill_ranges(
     fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]
 ) -> Iterator[int]:
-    """Read ranges as `read_ranges` does, to the last one. Yields the number of each range that was
-    not read completely, for the caller to complete it before the next ones are read."""
+    """Read all ranges as `read_ranges` does. Yields the number of each range that was not read
+    completely: the caller completes this range before more ranges are read."""
     num_read = 0
     while True:
         num_read += read_ranges(
@@ -71,11 +72,13 @@ def join_ranges(
 
     Args:
         offsets, sizes: int64 [n], in bytes of the file; offsets ascending.
-        loads: int64 [n], how much each range adds to the load of its run.
-        max_gap: largest number of bytes between a range and the end of its run's earlier ranges.
-        max_load: the greatest load of a run of several ranges.
-        out: int64 [3, n], is filled: [0] and [1] with the runs' starts and stops, [2] with the
-            number of each range's run.
+        loads: int64 [n], the load of each range. The load of a run is the sum of those of its
+            ranges.
+        max_gap: maximum number of bytes between a range and the end of the earlier ranges of its
+            run.
+        max_load: maximum load of a run of several ranges.
+        out: int64 [3, n], filled: [0] and [1] with the runs' starts and stops, [2] with the number
+            of the run of each range.
     """
     count = 0
     load = 0

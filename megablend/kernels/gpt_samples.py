@@ -25,17 +25,18 @@ def read_samples(
     out: npt.NDArray[np.uint8],
 ) -> bool:
     """Read the tokens of samples. Returns False if a sample is not full, or if a file is not as
-    expected; the caller has to find out why.
+    expected. The caller then has to find the reason.
 
     Args:
         numbers: int64 [n], entries of the shuffle index; negative ones count from its end.
         fds: int64 [5], descriptors of the document, the sample and the shuffle index, of the `.idx`
             and of the `.bin`.
-        layout: int64 [7]: number of entries of the shuffle index; bytes of a number in the sample
-            index, of one in the shuffle index, and of a token; bytes before the entries of the
-            index arrays, and before the pointers of the `.idx`; number of extra tokens, 0 or 1.
+        layout: int64 [7]: number of entries of the shuffle index; sizes in bytes of a number in the
+            sample index, of a number in the shuffle index, and of a token; number of bytes before
+            the entries of the index arrays, and before the pointers of the `.idx`; number of extra
+            tokens, 0 or 1.
         lengths: int32 [num_documents], tokens of each document.
-        out: uint8 [n, bytes of a sample], is filled.
+        out: uint8 [n, bytes of a sample], filled.
     """
     document_index, sample_index, shuffle_index, idx_file, bin_file = fds
     num_samples, row_width, shuffle_width, token_bytes, start, pointers, extra = layout
@@ -94,6 +95,6 @@ def read_samples(
 
 @device
 def _read(fd: int, array: npt.NDArray[Any], size: int, offset: int) -> bool:
-    """Read `size` bytes of a file to the beginning of an array. Returns whether the file has them
-    all."""
+    """Read `size` bytes of a file to the beginning of an array. Returns whether all of them were
+    read."""
     return pread(fd, pointer_at(array.ctypes.data, size), size, offset) == size

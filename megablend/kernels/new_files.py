@@ -29,8 +29,8 @@ def write_new_files(
     starts: Int64s,
     sizes: Int64s,
 ) -> int:
-    """Write files one after another. Returns how many were written: fewer than n if a system call
-    failed.
+    """Write n new files one after another. Returns the number of files that were written: fewer
+    than n if a system call failed.
 
     Args:
         folder: descriptor of the folder in which the files are created.
@@ -38,8 +38,8 @@ def write_new_files(
         names: uint8, the files' names, each followed by a zero byte.
         name_starts: int64 [n], where each name begins in `names`.
         data: uint8, the bytes of all files.
-        starts, sizes: int64 [n], the bytes of each file in `data`; the caller has checked that they
-            are within it.
+        starts, sizes: int64 [n], where the bytes of each file are in `data`; the caller has checked
+            these ranges.
     """
     for i in range(len(starts)):
         fd = _openat(folder, names.ctypes.data + name_starts[i], flags, 0o666)  # type: ignore[misc]
@@ -58,8 +58,8 @@ def write_new_files(
 
 @kernel
 def rename_files(source: int, target: int, names: Uint8s, name_starts: Int64s) -> int:
-    """Move files from one folder to another, under the same names. Returns how many were moved:
-    fewer than n if a system call failed.
+    """Move n files from one folder to another, under the same names. Returns the number of files
+    that were moved: fewer than n if a system call failed.
 
     Args:
         source, target: descriptors of the folders.

@@ -1,9 +1,9 @@
-"""Checks of a table's rows: 4 bytes for each row, computed from its number and its values, and
+"""Checksums of a table's rows: 4 bytes for each row, computed from its number and its values, and
 stored next to the table.
 
-h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix`
-is one to one, so rows that differ in one value never have the same h. The formula is part of the
-format on disk: another one needs a new version of the format.
+h = mix(number + GOLDEN); for each value h = mix(h ^ value); the checksum is the upper half of h.
+`mix` is one to one, so rows that differ in one value never have the same h. The formula is part of
+the format on disk: changing it requires a new version of the format.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _32 = np.uint64(32)
 def row_checks(
     rows: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64], out: npt.NDArray[np.uint32]
 ) -> None:
-    """Compute the checks of rows.
+    """Compute the checksums of rows.
 
     Args:
-        rows: uint64 [n], the rows' numbers.
+        rows: uint64 [n], the number of each row.
         values: uint64 [num_columns, n], the rows' values; negative ones as two's complement.
-        out: uint32 [n], is filled.
+        out: uint32 [n], filled with the checksums.
     """
     for i in range(len(rows)):
         h = mix(rows[i] + _GOLDEN)

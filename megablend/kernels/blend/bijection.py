@@ -11,8 +11,8 @@ from megablend.jit import device, kernel
 from megablend.kernels.blend.keyed_hash import bounded_hash, hash_combine
 
 ROUNDS = 8
-"""Rounds of the network: with two, it fails statistical tests of uniformity by hundreds of sigma;
-with four to eight, it passes."""
+"""Number of rounds of the Feistel network. With two rounds, it fails statistical tests of
+uniformity by hundreds of sigma; with four to eight, it passes them."""
 PACKED = 15
 """Maximum number of entries whose permutation fits into a 63-bit integer, with four bits for each
 entry."""
@@ -20,11 +20,11 @@ entry."""
 
 @device
 def permuted(i: int, n: int, key: int) -> int:
-    """Return entry i of the permutation of [0, n) that `key` chooses; 0 <= i < n <= 2^50.
+    """Return entry i of the permutation of [0, n) that belongs to `key`; 0 <= i < n <= 2^50.
 
     The permutation is a Feistel network on a * b >= n, a = ceil(sqrt(n)), applied until the result
-    is below n (nearly always at once). It is far from uniform for few entries, which are shuffled
-    exactly instead.
+    is below n (nearly always at once). For few entries such a network is far from uniform, so these
+    are shuffled exactly.
     """
     if n <= PACKED:
         return (_packed(n, key) >> 4 * i) & 15
@@ -79,8 +79,8 @@ def _packed(n: int, key: int) -> int:
 
 @kernel
 def shuffle(entries: npt.NDArray[np.int64], key: int, epoch: int, group: int) -> None:
-    """Shuffle entries, int64 [n], in place by the exact Fisher-Yates shuffle that (key, epoch,
-    group), each in [0, 2^63), choose."""
+    """Shuffle entries, int64 [n], in place by an exact Fisher-Yates shuffle. (key, epoch, group) is
+    its seed; each is in [0, 2^63)."""
     shuffle_key = hash_combine(hash_combine(key, epoch), group)
     for last in range(len(entries) - 1, 0, -1):
         other = bounded_hash(shuffle_key, last, last + 1)

@@ -32,14 +32,18 @@ CYCLE = PART_FIELDS
 SEEN = PART_FIELDS + 1
 """Number of the leaf's samples before the cycle."""
 COUNTS = PART_FIELDS + 2
-"""Number of fields."""
+"""Number of fields of a row."""
 
 
 @device
 def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int64s) -> int:
-    """Return the epoch of a leaf's sample at a position of a cycle. If the estimate allows only one
-    epoch in the cycle, nothing is counted; otherwise row `rank` of counts, int64 [num_leaves,
-    COUNTS], describes this cycle afterwards."""
+    """Return the epoch of a leaf's sample at a position of a cycle.
+
+    If an estimate shows that the cycle has a single epoch, no samples are counted.
+
+    Args:
+        counts: int64 [num_leaves, COUNTS]; if samples are counted, the leaf's row is updated.
+    """
     if leaf.epoch_tokens == 0:
         return 0
     if counts[leaf.rank, CYCLE] != cycle:
@@ -59,7 +63,7 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
 
 @device
 def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s) -> None:
-    """Fill in the row of a leaf for a cycle, whose samples end before sample `stop`."""
+    """Fill the leaf's row of `counts` for a cycle, whose samples end before sample `stop`."""
     left_leaves = stage.left_leaves
     left_samples = stage.left_samples
     total = stage.total
@@ -92,8 +96,8 @@ def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, r
 def ordinal_in_cycle(
     lanes: int, position: int, key: int, epoch: int, epoch_first: int, epoch_stop: int, row: Int64s
 ) -> int:
-    """Return the ordinal of a leaf's position in a cycle, in an epoch of ordinals [epoch_first,
-    epoch_stop) that is within the cycle.
+    """Return the ordinal of a leaf's position in a cycle. The position belongs to an epoch with the
+    ordinals [epoch_first, epoch_stop), all of which are in the cycle.
 
     Args:
         key: key of the cycle, the source and the lane.

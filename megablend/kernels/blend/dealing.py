@@ -14,8 +14,9 @@ from megablend.kernels.blend.periods import ALL, BEGIN, DEALT_STOP, END, FIRST_D
 
 @device
 def epoch_edges(period: Int64s, local_cycle: int) -> tuple[int, int]:
-    """Return the part [lowest, highest) of the ordinals dealt in cycle number `local_cycle` of the
-    period that belongs to the period's epoch; `highest` is ALL if the epoch does not end there."""
+    """Return which of the ordinals dealt in cycle number `local_cycle` of the period belong to the
+    period's epoch, as a range [lowest, highest). `highest` is ALL if the epoch does not end in this
+    cycle."""
     lowest = int(period[FIRST_DEALT]) if local_cycle == 0 else 0
     highest = (
         int(period[DEALT_STOP]) if local_cycle == int(period[END] - period[BEGIN]) - 1 else ALL
@@ -27,8 +28,8 @@ def epoch_edges(period: Int64s, local_cycle: int) -> tuple[int, int]:
 def dealt_below(
     period: Int64s, parts: Int64s, lanes: int, residue: int, first: int, stop: int
 ) -> int:
-    """Return how many ordinals of the period's cycles [first, stop) go to residues below `residue`,
-    0 to `lanes`."""
+    """Return the number of ordinals of the period's cycles [first, stop) that go to residues below
+    `residue` (0 to `lanes`)."""
     count = 0
     for local_cycle in range(first, stop):
         left_turn, left_residue, right_turn, right_residue = parts[local_cycle]

@@ -57,16 +57,17 @@ def find_samples(
     start: int,
     ks: Int64s,
 ) -> None:
-    """Find samples by leaf and ordinal, which are counted from the stage's start. Fastest if
-    neighbours have the same leaf and ascend.
+    """Find the numbers of samples, given their leaves and ordinals. Ordinals and samples are
+    counted from the stage's start. This is fastest if neighbours have the same leaf and ascending
+    ordinals.
 
     Args:
-        ranks: int64 [n], the leaves.
-        ordinals: int64 [n], each less than the leaf's number of samples.
+        ranks: int64 [n], the leaf of each sample.
+        ordinals: int64 [n], the ordinal of each sample, less than the leaf's number of samples.
         owners: int64 [1 or 2, K], the lane that has each residue in a full cycle and, if there is
             one, in the short cycle.
         inverse_strides: int64 [1 or 2], inverses of the strides modulo the slots of these cycles.
-        ks: int64 [n], is filled.
+        ks: int64 [n], filled with the numbers of the samples.
         Others: see megablend.kernels.blend.lanes.locate.
     """
     lanes = firsts.shape[1]
@@ -127,8 +128,7 @@ def find_samples(
 @device
 def _is_in_tail(stage: Stage, rank: int, count: int, stop_cycle: int) -> bool:
     """Return whether sample number `count` of a leaf, counted from 1, is in the tail, after all
-    cycles. `stop_cycle` is the smallest number of cycles' samples among which the leaf has
-    `count`."""
+    cycles. `stop_cycle` is the smallest number of cycles in which the leaf has `count` samples."""
     if stop_cycle * stage.step <= stage.dealt:
         return False
     _, seen = leaf_counts(stage.left_leaves, stage.left_samples, stage.total, stage.dealt, rank)
@@ -157,8 +157,8 @@ def _find_slot(
 def fill_period_of(
     stage: Stage, leaf: Leaf, cycle: int, ordinal: int, periods: Int64s, parts: Int64s
 ) -> None:
-    """Fill in the period that has an ordinal, which belongs to cycle `cycle` by the counts at the
-    cycle's edges."""
+    """Fill the rows of `periods` and `parts` for the period that contains an ordinal. By the counts
+    at the edges of cycles, the ordinal belongs to cycle `cycle`."""
     epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
     epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
     begin, end = find_period(stage, leaf, cycle, epoch_first)
@@ -181,8 +181,8 @@ def _is_mixed(period: Int64s, parts: Int64s, lanes: int, local_cycle: int) -> bo
 def _lane_dealt(
     period: Int64s, parts: Int64s, lanes: int, local_cycle: int, residue: int
 ) -> tuple[int, int, int]:
-    """Return the part [low, high) of the ordinals dealt in cycle number `local_cycle` of the period
-    that goes to a residue, and the turn of `low`."""
+    """Return which of the ordinals dealt in cycle number `local_cycle` of the period go to a
+    residue, as a range [low, high), and the turn of `low`."""
     left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
     before, mine, first = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
     lowest, highest = epoch_edges(period, local_cycle)

@@ -27,7 +27,7 @@ _1 = np.uint64(1)
 
 @device
 def mix(x: np.uint64) -> np.uint64:
-    """Scramble 64 bits, one to one."""
+    """Map a 64-bit integer one to one to a random-looking 64-bit integer."""
     x = (x ^ (x >> _30)) * _FIRST
     x = (x ^ (x >> _27)) * _SECOND
     x ^= x >> _31
@@ -36,11 +36,12 @@ def mix(x: np.uint64) -> np.uint64:
 
 @device
 def hash_combine(key: int, value: int) -> int:
-    """Return the key of `value` under `key`, all in [0, 2^63)."""
+    """Derive a new key from `key` and `value`. All three are in [0, 2^63)."""
     return int(np.int64(mix(mix(np.uint64(key) + _GOLDEN) ^ np.uint64(value)) >> _1))
 
 
 @device
 def bounded_hash(key: int, value: int, size: int) -> int:
-    """Return a number in [0, size) for `value` under `key`; biased by less than size / 2^63."""
+    """Return the hash of `value` under `key`, reduced to [0, size), with a bias of less than size /
+    2^63."""
     return hash_combine(key, value) % int(size)

@@ -46,7 +46,7 @@ from megablend.kernels.blend.tree import leaf_at, leaf_counts
 
 
 class Cycle(NamedTuple):
-    """A cycle of a stage: the numbers that all of its samples have in common."""
+    """A cycle of a stage: the values that all samples of the cycle have in common."""
 
     number: int
     low: int
@@ -80,22 +80,22 @@ def locate(
     sources: Int32s,
     ordinals: Int64s,
 ) -> None:
-    """Fill the sources and ordinals of samples; samples and ordinals are counted from the stage's
-    start.
+    """Compute the source and the ordinal of each sample. Samples and ordinals are counted from the
+    stage's start.
 
     Args:
-        ks: int64 [n], the samples.
+        ks: int64 [n], the numbers of the samples.
         left_leaves, left_samples: the tree; see megablend.kernels.blend.tree.
-        leaf_sources: int32 [num_leaves], by rank, as the next four; see `Leaf`.
+        leaf_sources: int32 [num_leaves], the source of each leaf, in order of rank.
         leaf_samples, leaf_tokens, leaf_spans, leaf_epochs: int64 [num_leaves], `total`,
-            `first_token`, `span` and `epoch_tokens` of each leaf.
+            `first_token`, `span` and `epoch_tokens` of each leaf; see `Leaf`.
         firsts: int64 [1 or 2, K], of the schedules of a full cycle and, if there is one, of the
             short cycle; see megablend.blend.interleavings.lane_schedule.
         strides: int64 [1 or 2], of these schedules.
-        slots: slots of a full cycle.
+        slots: number of slots of a full cycle.
         start: number of the stage's first sample in the run.
-        sources: int32 [n], which this function fills.
-        ordinals: int64 [n], which this function fills.
+        sources: int32 [n], filled.
+        ordinals: int64 [n], filled.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
@@ -185,5 +185,5 @@ def position_of(cycle: Cycle, first: int, stride: int, slot: int, lanes: int) ->
 
 @device
 def cycle_edges(stage: Stage, cycle: int) -> tuple[int, int]:
-    """Return the samples [low, high) of a cycle."""
+    """Return the range [low, high) of a cycle's samples."""
     return cycle * stage.step, min((cycle + 1) * stage.step, stage.dealt)

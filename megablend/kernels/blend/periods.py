@@ -13,8 +13,8 @@ epoch 1 has a period of cycles 3 to 5:
                    ^                                     ^
               FIRST_DEALT = 3                      DEALT_STOP = 4
 
-    BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of its cycles
-    that have samples of no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
+    BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: its cycles without
+    samples of other epochs. FIRST_ORDINAL: the first of its 15 ordinals.
 
 In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K
 of residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:
@@ -69,7 +69,7 @@ RIGHT_RESIDUE = 3
 PART_FIELDS = 4
 
 ALL = 1 << 62
-"""Larger than any ordinal."""
+"""A number larger than any ordinal: there is no end."""
 
 
 class Stage(NamedTuple):
@@ -78,9 +78,10 @@ class Stage(NamedTuple):
     left_leaves: Int32s
     left_samples: Int64s
     total: int
-    """Number of samples."""
+    """Number of samples of the stage."""
     dealt: int
-    """Number of samples in the stage's cycles, including the short one; the others are the tail."""
+    """Number of samples in the stage's cycles, including the short cycle. The other samples are the
+    stage's tail."""
     lanes: int
     step: int
     """Number of samples of a full cycle."""
@@ -92,15 +93,15 @@ class Leaf(NamedTuple):
     rank: int
     """The leaf's number in the tree; see megablend.kernels.blend.tree."""
     total: int
-    """Number of samples."""
+    """Number of samples of the source in the stage."""
     first_token: int
     """First token of the source's first sample of the stage, counted over all its epochs."""
     span: int
     """Number of cycles of a full period."""
     epoch_tokens: int
-    """Tokens of an epoch; 0 if epochs are ignored."""
+    """Number of tokens of an epoch; 0 if epochs are ignored."""
     sample_tokens: int
-    """Tokens from one sample's start to the next one's."""
+    """Number of tokens from the start of one sample to the start of the next."""
 
 
 @device
@@ -112,7 +113,7 @@ def make_leaf(
     leaf_epochs: Int64s,
     sample_tokens: int,
 ) -> Leaf:
-    """Make the leaf of a rank from arrays of all leaves, int64 [num_leaves]."""
+    """Make the Leaf with this rank from arrays of all leaves, int64 [num_leaves]."""
     return Leaf(
         rank,
         int(leaf_samples[rank]),
@@ -149,8 +150,8 @@ def period_of(
     cycle: int,
     ordinal: int,
 ) -> tuple[int, int]:
-    """Return the cycles [begin, end) of the period that has an ordinal, which belongs to cycle
-    `cycle` by the counts at the cycle's edges.
+    """Return the cycles [begin, end) of the period that contains an ordinal. By the counts at the
+    edges of cycles, the ordinal belongs to cycle `cycle`.
 
     Other arguments: see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
@@ -164,8 +165,8 @@ def period_of(
 
 @device
 def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple[int, int]:
-    """Return the cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle
-    `cycle`; the last cycles may have none.
+    """Return the cycles [begin, end) of the period that contains a leaf's samples of an epoch in
+    cycle `cycle`. The last of these cycles may have no samples of the epoch.
 
     Args:
         epoch_first: the first ordinal of the epoch.
@@ -202,11 +203,12 @@ def enter_period(
     periods: Int64s,
     parts: Int64s,
 ) -> int:
-    """Enter the period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`.
+    """Make available the period that contains, in cycle `cycle`, ordinals of an epoch. The epoch
+    has the ordinals [epoch_first, epoch_stop).
 
-    Two periods of each leaf are kept, since two epochs may alternate within a cycle. If this one is
-    not kept yet, row `rank` of periods, int64 [2, num_leaves, PERIOD_FIELDS], and of parts, int64
-    [2, num_leaves, span, PART_FIELDS], is filled; see `fill_period`.
+    Two periods of each leaf are kept, since two epochs may alternate within a cycle. If this period
+    is not kept yet, row `rank` of periods, int64 [2, num_leaves, PERIOD_FIELDS], and of parts,
+    int64 [2, num_leaves, span, PART_FIELDS], is filled; see `fill_period`.
 
     Returns: the number of the period among the two, which is the parity of its epoch.
     """
@@ -234,8 +236,8 @@ def fill_period(
     periods: Int64s,
     parts: Int64s,
 ) -> None:
-    """Fill in the period of cycles [begin, end) that has ordinals [epoch_first, epoch_stop) of an
-    epoch; it ends earlier if the epoch does.
+    """Fill the rows of `periods` and `parts` for the period of cycles [begin, end) of an epoch with
+    ordinals [epoch_first, epoch_stop). The period ends earlier if the epoch does.
 
     For each cycle, `parts` gets the leaf's positions [left, right), each as turn and residue.
     """
@@ -282,7 +284,8 @@ def ordinal_in_period(
     periods: Int64s,
     parts: Int64s,
 ) -> int:
-    """Return the ordinal of a leaf's position in a cycle of a period that has been entered.
+    """Return the ordinal of a leaf's position in a cycle of a period that `enter_period` has made
+    available.
 
     In the period's first and last cycles, only the ordinals of its epoch count.
 
@@ -343,7 +346,7 @@ def count_dealt(
 
 @device
 def epoch_of(leaf: Leaf, ordinal: int) -> int:
-    """Return the epoch in which a sample begins."""
+    """Return the epoch in which the sample with this ordinal begins."""
     return (int(leaf.first_token) + int(ordinal) * int(leaf.sample_tokens)) // int(
         leaf.epoch_tokens
     )
@@ -351,16 +354,16 @@ def epoch_of(leaf: Leaf, ordinal: int) -> int:
 
 @device
 def epoch_start(leaf: Leaf, epoch: int) -> int:
-    """Return the first ordinal whose sample begins in an epoch or later; below 0 if the epoch began
-    before the stage."""
+    """Return the ordinal of the first sample that begins in an epoch or later. It is negative if
+    the epoch began before the stage."""
     before = int(epoch) * int(leaf.epoch_tokens) - int(leaf.first_token)
     return (before + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
 
 
 @device
 def epoch_bounds(leaf: Leaf, epoch: int) -> tuple[int, int]:
-    """Return the ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 if it
-    began before the stage."""
+    """Return the ordinals [first, stop) of the samples that begin in an epoch. `first` is negative
+    if the epoch began before the stage."""
     if leaf.epoch_tokens == 0:
         return 0, ALL
     return epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)

@@ -1,5 +1,5 @@
-"""Cut ranges of sources where blocks begin: find the blocks that a range overlaps, and where in
-each it begins and ends."""
+"""Cut ranges of a source's tokens at block boundaries: find the blocks that a range overlaps, and
+its first and last token in each of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STRETCH_DTYPE = np.dtype(
         ("skip", "<i8"),  # added to the places of tokens in the block whose number is 0
     ]
 )
-"""A stretch: blocks that a source reads one after another. `offsets` and `entries` are
-addresses."""
+"""A stretch: blocks of a source that are read one after another. `offsets` and `entries` are
+addresses of arrays."""
 Stretches = npt.NDArray[np.void]
 
 
@@ -34,13 +34,13 @@ Stretches = npt.NDArray[np.void]
 def cut(
     stretches: Stretches, numbers: Int64s, starts: Int64s, stops: Int64s, out: npt.NDArray[np.int64]
 ) -> int:
-    """Cut ranges where blocks begin; blocks without tokens are skipped.
+    """Cut ranges of tokens at block boundaries. Blocks without tokens are skipped.
 
     Args:
         stretches: STRETCH_DTYPE [num_stretches].
         numbers: int64 [n], the number of the stretch in which each range begins.
-        starts, stops: int64 [n], positions in the endless concatenation of epochs; the part of a
-            range after its stretch is left out.
+        starts, stops: int64 [n], first token and stop of each range in the endless concatenation of
+            epochs. The part of a range after its stretch is left out.
         out: int64 [5, m], is filled with the first m spans, range by range: number of the range,
             epoch, block, first token and stop within the block.
 

@@ -11,12 +11,12 @@ _CANDIDATES = 256
 @kernel
 def golden_stride(slots: int, lanes: int) -> int:
     """Return a stride g, coprime with `slots`, such that multiples of g / slots and of g * lanes /
-    slots are spread evenly; slots and lanes are at least 1.
+    slots, modulo 1, are spread evenly. `slots` and `lanes` are at least 1.
 
     A turn moves a lane by g / slots of the cycle, and moves the samples at an edge between two
     sources by g * lanes / slots of a window of `slots` positions. Multiples of a fraction deviate
     from even spread by at most about the sum of its partial quotients (Khinchin), so the candidate
-    with the smallest sum of both is taken.
+    with the smallest sum for both fractions is taken.
     """
     centre = slots * 987 // 1597  # consecutive Fibonacci numbers: the golden ratio to six digits
     reach = min(_CANDIDATES, max(32, slots // lanes + 1))
@@ -33,8 +33,8 @@ def golden_stride(slots: int, lanes: int) -> int:
 
 @device
 def _partial_quotients(numerator: int, denominator: int) -> tuple[int, int]:
-    """Return the greatest common divisor, and the sum of the partial quotients of the fraction
-    without its integer part."""
+    """Return the greatest common divisor of both numbers, and the sum of the partial quotients of
+    their fraction without its integer part."""
     numerator %= denominator
     cost = 0
     while numerator:

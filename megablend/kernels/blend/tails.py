@@ -1,8 +1,8 @@
-"""The remaining samples of a stage that is cut at the end of a cycle: for each source, the tails of
-its lanes' runs in the period that is cut.
+"""The remaining samples of a stage that is ended early, at the end of a cycle. Of each source, one
+period may be cut there: what remains are the tails of the lanes' runs in this period.
 
-Lane by lane, in the sequence of residues, the tails ascend. Prefix sums over residues and a
-bisection find each ordinal.
+If lanes are ordered by residue, the ordinals in their tails ascend. An ordinal is found by prefix
+sums over residues and a bisection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_tails(
     parts: Int64s,
     edges: Int64s,
 ) -> None:
-    """Find the period of each source that the end of cycle `cut` - 1 cuts.
+    """Find the period of each source that is cut at the end of cycle `cut` - 1.
 
     Fills edges, int64 [3, num_leaves]: the period's first ordinal, the number of ordinals read so
     far, and its end; if no period is cut, all three are the number of ordinals read. Also fills
@@ -71,8 +71,14 @@ def tail_ordinals(
     parts: Int64s,
     ordinals: Int64s,
 ) -> None:
-    """Fill `ordinals`, int64 [n], with the ordinals at `places`, int64 [n], in the tails of leaves
-    `ranks`, int64 [n]; see `find_tails`."""
+    """Find the ordinals at given places in the tails of leaves.
+
+    Args:
+        ranks: int64 [n], the leaf of each ordinal.
+        places: int64 [n], the position of each ordinal in the leaf's tails.
+        periods, parts: as `find_tails` fills them.
+        ordinals: int64 [n], filled with the ordinals.
+    """
     for i in range(len(ranks)):
         period = periods[0, ranks[i]]
         part = parts[0, ranks[i]]
@@ -97,12 +103,15 @@ def count_tails(
     counts: Int64s,
     left: Int64s,
 ) -> None:
-    """Count ordinals in the tails of leaves `ranks`, int64 [n]; see `find_tails`.
+    """Count the ordinals in the tails of leaves that are below given ordinals.
 
     Args:
+        ranks: int64 [n], the leaf of each ordinal.
         ordinals: int64 [n], ordinals of the cut periods.
-        counts: int64 [n], is filled: how many ordinals in the leaf's tails are below each ordinal.
-        left: int64 [n], is filled: 1 if the ordinal itself is in the tails, otherwise 0.
+        periods, parts: as `find_tails` fills them.
+        counts: int64 [n], filled with the number of ordinals in the leaf's tails that are below
+            each ordinal.
+        left: int64 [n], filled with 1 if the ordinal itself is in the tails, otherwise 0.
     """
     for i in range(len(ranks)):
         period = periods[0, ranks[i]]
@@ -121,8 +130,8 @@ def count_tails(
 
 @device
 def _read_by(period: Int64s, part: Int64s, lanes: int, residue: int, num_read: int) -> int:
-    """Return how many ordinals the lane of a residue reads in the period's first `num_read`
-    cycles."""
+    """Return the number of ordinals that the lane of a residue reads in the period's first
+    `num_read` cycles."""
     return dealt_below(period, part, lanes, residue + 1, 0, num_read) - dealt_below(
         period, part, lanes, residue, 0, num_read
     )

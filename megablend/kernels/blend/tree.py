@@ -1,10 +1,11 @@
 """The tree that gives each source's number of samples among a stage's first n: exactly, for any n,
 in O(depth).
 
-The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy
-/ N_node + 1/2) to its heavier child and the rest to the lighter. Counts are monotone in n, sum to
-n, are exact at the end, and stay within 2 of n * N_d / N, because a heavier child that is itself a
-node holds at most 2/3 of its parent, so that errors fade on the way down.
+The sources' totals are put in a Huffman tree. A node divides its first n samples between its two
+children: the heavier child gets floor(n * N_heavy / N_node + 1/2) of them, the lighter child the
+rest. Counts are monotone in n, sum to n, are exact at the end, and stay within 2 of n * N_d / N,
+because a heavier child that is itself a node holds at most 2/3 of its parent, so that errors fade
+on the way down.
 
 A tree of `size` leaves is two arrays, its inner nodes in preorder, heavier child first:
 `left_leaves` (leaves below the heavier child) and `left_samples` (samples there). The heavier child
@@ -83,8 +84,8 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
 def leaf_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
 ) -> tuple[int, int]:
-    """Return how many of the first n samples belong to leaves before `rank`, and how many to leaf
-    `rank`."""
+    """Count the first n samples: return the number of samples of the leaves before `rank`, and of
+    leaf `rank`."""
     node = 0
     before = 0
     passed = 0
@@ -156,7 +157,8 @@ def leaf_at(
 def all_counts(
     left_leaves: Int32s, left_samples: Int64s, total: int, n: int, counts: Int64s
 ) -> None:
-    """Fill counts int64 [size], by rank: how many of the first n samples each leaf has."""
+    """Fill counts, int64 [size], with the number of samples that each leaf has among the first n,
+    in order of rank."""
     size = len(counts)
     # For each inner node: its number of leaves, its first rank, its number of samples, and how many
     # of the first n samples it has

@@ -6,7 +6,7 @@ doubles without a fused multiply-add; the dataset with the greatest error wins, 
 equals, and its count is incremented. A dataset whose count reaches its cap is excluded: this gives
 the exhaustive blend.
 
-`fill_by_scan` looks at every dataset at every step. `fill` looks at few:
+`fill_by_scan` computes the error of every dataset at every step. `fill` computes only a few errors:
 
 - Datasets of one weight and cap are a group and take turns, in order. Group g has weights[g],
   caps[g] and its members, ascending, from firsts[g] to firsts[g + 1]; its state is turns[g], the
@@ -53,8 +53,8 @@ def fill_by_scan(
     """Fill datasets and samples for n steps from `step` on; `counts` advances.
 
     Args:
-        weights: [num_datasets], any but NaN.
-        caps: [num_datasets], infinite for none.
+        weights: [num_datasets], any numbers except NaN.
+        caps: [num_datasets], infinite if there is no cap.
         counts: [num_datasets], infinite if the cap is reached.
         step: 0 or more.
         datasets: [n], filled.
@@ -99,7 +99,7 @@ def fill(
 
     Args:
         weights: [num_groups], finite, 0 or more, and so small that weight * t stays below 2^52.
-        caps: [num_groups], infinite for none.
+        caps: [num_groups], infinite if there is no cap.
         firsts: [num_groups + 1].
         members: [num_datasets].
         counts: [num_groups], infinite if the cap is reached.
@@ -221,8 +221,8 @@ def fill(
 def _select(
     groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s
 ) -> int:
-    """Fill `out` with the groups whose error at step t reaches the level. Returns how many there
-    are.
+    """Fill `out` with the numbers of the groups whose error at step t reaches the level. Returns
+    the number of these groups.
 
     Numbers of groups are unsigned: a signed index could be negative, and every access would check
     for that.

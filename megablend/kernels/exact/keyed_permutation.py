@@ -23,7 +23,8 @@ _16 = np.uint32(16)
 
 @device
 def _mix(x: np.uint32) -> np.uint32:
-    """Scramble 32 bits, one to one. Source: Wellons (2018), lowbias32."""
+    """Map a 32-bit integer one to one to a random-looking 32-bit integer. Source: Wellons (2018),
+    lowbias32."""
     word: np.uint32 = np.uint32(x ^ (x >> _16))
     word = np.uint32(word * _FIRST)
     word = np.uint32(word ^ (word >> _15))
@@ -35,7 +36,7 @@ def _mix(x: np.uint32) -> np.uint32:
 @kernel
 def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> None:
     """Fill out, int64 [n], with entries start, start + 1, ... of the permutation of [0, limit) that
-    `keys` choose.
+    belongs to `keys`.
 
     Args:
         start: 0 or more; start + n is at most limit.
@@ -78,14 +79,14 @@ def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> Non
 def find_owner(
     positions: Int64s, starts: Int64s, shift: int, heads: Int32s, datasets: Int16s, samples: Int64s
 ) -> None:
-    """Fill datasets [n] with the dataset that contains each position, and samples [n] with the
-    number of the sample in this dataset.
+    """Find the dataset that contains each position, and the number of the sample in this dataset.
 
     Args:
         positions: int64 [n], below starts[-1].
         starts: int64 [num_datasets + 1], the position at which each dataset begins; ascending.
         shift: the entry in `heads` for a position is position >> shift.
         heads: the datasets at positions 0, 1 << shift, 2 << shift, ...
+        datasets, samples: [n], filled.
     """
     for i in range(len(positions)):
         position = positions[i]

@@ -20,13 +20,13 @@ _SECOND = np.uint32(0xC2B2AE35)
 _13 = np.uint32(13)
 _16 = np.uint32(16)
 _CHUNK = 2048
-"""Lengths that stay in the first-level cache between two loops: one of 32-bit operations, one of
-64-bit sums."""
+"""Number of lengths that are processed at a time by two loops, one of 32-bit operations and one of
+64-bit sums. They stay in the first-level cache in between."""
 
 
 @kernel
 def total_lengths(lengths: Int32s, position: int) -> tuple[int, int, int]:
-    """Return the least length, or 0 if none is negative; the sum of the lengths; and their
+    """Return the smallest length, or 0 if no length is negative; the sum of the lengths; and their
     checksum.
 
     Args:

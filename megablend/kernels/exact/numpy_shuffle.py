@@ -1,5 +1,5 @@
 """Shuffle as numpy.random.RandomState.shuffle does: with the same swaps in the same order, and the
-same state afterwards.
+same state of the generator afterwards.
 
 Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their
 cache lines are prefetched before their swap. The swaps of one buffer and the draws of the next are
@@ -37,7 +37,7 @@ _18 = np.uint32(18)
 Entries = npt.NDArray[Any]
 
 BUFFER = 8192
-"""Number of partners that are drawn at once: 32 KiB."""
+"""Number of swap partners that are drawn at once (32 KiB)."""
 AHEAD = 96
 """Prefetch distance, in swaps."""
 
@@ -106,12 +106,12 @@ def _draw(
     partners: Uint32s,
     swaps: int,
 ) -> tuple[int, int]:
-    """Draw `count` uniform numbers, in [0, bound], [0, bound - 1], ...; bound < 2^32, count <=
-    bound.
+    """Draw `count` uniform numbers: the first in [0, bound], the next in [0, bound - 1], and so on;
+    bound < 2^32, count <= bound.
 
-    Each is a word under the mask of its bound's bits, drawn again while it is above the bound. With
-    each word, one of `swaps` swaps of entries[last], entries[last - 1], ... with their partners is
-    made, as long as any remain.
+    Each number is a random word, masked to the bits of its bound, and drawn again while it is above
+    the bound. In the meantime, up to `swaps` swaps of entries[last], entries[last - 1], ... with
+    their partners are made, one for each word.
 
     Args:
         key: uint32 [WORDS], is advanced.
@@ -186,7 +186,7 @@ def _twist(upper: np.uint32, lower: np.uint32, far: np.uint32) -> np.uint32:
 
 @device
 def temper(key: Uint32s, words: Uint32s) -> None:
-    """Fill words, uint32 [WORDS], with the random numbers that the key yields."""
+    """Fill words, uint32 [WORDS], with the random numbers of the generator whose state is `key`."""
     for k in range(WORDS):
         y = key[k]
         y ^= y >> _11

@@ -23,8 +23,8 @@ AHEAD = 128
 
 @kernel
 def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
-    """Fill out[i] with lengths[documents[i]]. Returns their sum, or -1 if a document is outside
-    [0, num_lengths).
+    """Fill out[i] with lengths[documents[i]]. Returns the sum of `out`, or -1 if a document is
+    outside [0, num_lengths).
 
     Args:
         lengths: int32 [num_lengths], 1 or more.
@@ -91,13 +91,13 @@ def cut(
         documents: int32 [n], consecutive entries of the document index.
         first: position of documents[0] in the document index.
         start: number of tokens before documents[0].
-        length: tokens from one sample's start to the next one's.
-        extra: further tokens that a sample takes.
-        sample: the first sample that is not reached before these documents; 1 or more.
+        length: number of tokens from the start of one sample to the start of the next.
+        extra: number of further tokens that a sample has.
+        sample: the first sample that does not begin before these documents; 1 or more.
         rows: int32 or int64 [num_rows, 2], is filled.
 
-    Returns: the number of rows that were filled; the number of documents that were passed, -1 if
-        one is outside [0, num_lengths); the number of tokens before the next document.
+    Returns: the number of rows that were filled; the number of documents that were passed, or -1 if
+        a document is outside [0, num_lengths); the number of tokens before the next document.
     """
     # Unsigned: a signed index could be negative, and every access would check for that
     row = np.uint64(0)

@@ -19,14 +19,15 @@ from megablend.jit import device, kernel
 from megablend.kernels.exact.sample_index import fill_begun
 
 LONG = 255
-"""The largest byte; it stands for this number of tokens or more."""
+"""The largest value of a byte, which stands for this number of tokens or more."""
 AHEAD = 64
 """Prefetch distance for lengths, in documents."""
 
 
 @kernel
 def narrow_to_uint8(lengths: Int32s, out: Uint8s) -> None:
-    """Fill out, uint8 [n], with lengths, int32 [n], 0 or more; longer ones become LONG."""
+    """Convert non-negative lengths, int32 [n], to bytes, uint8 [n]. Lengths that do not fit become
+    LONG."""
     for i in range(len(lengths)):
         out[i] = min(lengths[i], np.int32(LONG))
 

@@ -33,12 +33,13 @@ def fill_datasets(
     memory: Int32s,
     filled: Int64s,
 ) -> None:
-    """Fill the document, sample and shuffle index of each dataset. The caller fills the rows that
-    its documents do not reach.
+    """Fill the document, sample and shuffle index of each dataset. The caller fills the last rows
+    of a sample index, which the dataset's documents do not reach.
 
     Args:
         numbers: int64 [n, 10], a row for each dataset, with these columns:
-            0: address of its documents' lengths in tokens, int32, which the caller keeps alive;
+            0: address of the lengths of its documents in tokens, int32, which the caller keeps
+                alive;
             1: number of documents, 1 or more;
             2: number of the first document;
             3: number of entries of the document index;
@@ -48,8 +49,8 @@ def fill_datasets(
             7, 8, 9: where in `memory` its document, sample and shuffle index begin.
         key, position: the state of the generator of every dataset, see
             megablend.kernels.exact.numpy_shuffle.shuffle.
-        length: tokens from one sample's start to the next one's.
-        extra: further tokens that a sample takes.
+        length: number of tokens from the start of one sample to the start of the next.
+        extra: number of further tokens that a sample has.
         many: number of documents per sample from which the kernel for short documents is faster.
         near: number of documents whose lengths fit in a core's own caches.
         memory: int32, filled; the caller has checked that it has room for each dataset's int32

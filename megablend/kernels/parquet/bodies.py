@@ -1,5 +1,5 @@
-"""Decompress many page bodies in one call, with the system's own libraries if it has them; LZ4 is
-also supported without them (`kernels.parquet.lz4`).
+"""Decompress many page bodies in one call, with the system's zstd and lz4 libraries if they exist.
+LZ4 is also supported without a library (`kernels.parquet.lz4`).
 
 Arrow's codecs need one Python call per page, and create a new context for each.
 """
@@ -29,7 +29,7 @@ def expand_zstd(
     Args:
         context: address of a ZSTD_DCtx that no other thread uses.
         addresses, sizes: int64 [n], address in memory and size of each frame.
-        outs, out_sizes: int64 [n], address to write to, and exact decompressed size.
+        outs, out_sizes: int64 [n], address to write each frame's data to, and its exact size.
     """
     for i in range(len(addresses)):
         if zstd_decompress(context, outs[i], out_sizes[i], addresses[i], sizes[i]) != out_sizes[i]:  # type: ignore[misc]

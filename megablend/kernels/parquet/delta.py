@@ -1,4 +1,5 @@
-"""Decode differences between neighbouring integers, bit-packed in blocks.
+"""Decode integers that are stored as differences between neighbours, bit-packed in blocks
+(DELTA_BINARY_PACKED).
 
 Sums wrap around, as the format requires: they are computed in uint64, and the low bits are kept.
 
@@ -28,9 +29,9 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
 
     Args:
         address, size: address of the encoded values, and their size in bytes.
-        out: int32 or int64 [num_tokens], filled; at least one token.
+        out: int32 or int64 [num_tokens], filled; not empty.
 
-    Returns: 0; or BROKEN, also if there are fewer values than tokens.
+    Returns: 0, or BROKEN if the values are damaged or fewer than num_tokens.
     """
     data = pointer_at(address, size)
     end = size
@@ -98,7 +99,7 @@ def _zigzag(data: Pointer, position: int, end: int) -> tuple[int, np.uint64]:
 
 @device
 def _wide_bits_at(data: Pointer, end: int, bit: int, width: int) -> np.uint64:
-    """Return the `width` bits (0 to 64) that begin at bit number `bit`; all are before
+    """Return the `width` bits (0 to 64) that begin at bit number `bit`. All of them must be before
     data[end]."""
     low = min(width, 32)
     word: np.uint64 = np.uint64(bits_at(data, end, bit, low))

@@ -23,8 +23,8 @@ OUT_OF_RANGE = -2
 
 @device
 def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) -> int:
-    """Look up a page's indices in its dictionary. They are stored as a byte with their width in
-    bits, and a hybrid of runs and bit-packed groups.
+    """Look up a page's indices in its dictionary. The indices are stored as one byte with their
+    width in bits, followed by a hybrid of runs and bit-packed groups.
 
     Args:
         address, size: address of the encoded indices, and their size in bytes.

@@ -12,7 +12,7 @@ from megablend.jit import device, kernel
 
 @kernel
 def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) -> bool:
-    """Sum up the rows and tokens of the pages of each chunk. Returns whether each page has rows or
+    """Add up the rows and tokens of the pages of each chunk. Returns whether all pages have rows or
     tokens.
 
     Args:
@@ -62,7 +62,8 @@ def fill_blocks(
         first_page: int64 [num_chunks + 1], number of each chunk's first page.
         continues_flag, closes_flag, carries_flag: STARTS_MID_DOCUMENT, ENDS_AT_DOCUMENT_END and
             HAS_EARLIER_TOKENS of formats.base.
-        first_tokens: int64 [num_chunks + 1], filled with the tokens before each chunk, and of all.
+        first_tokens: int64 [num_chunks + 1], filled with the number of tokens before each chunk,
+            followed by the number of all tokens.
         blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of one page are
             unknown, `rows` and `ends` of all blocks are -1, and no flags are set.
     """
@@ -107,7 +108,7 @@ def _documents(page: np.void, carried: int, closes: bool) -> tuple[int, int]:
     tokens, so far, of the page's last row.
 
     Args:
-        carried: tokens, in earlier pages, of the row that the page continues.
+        carried: number of tokens in earlier pages of the row that the page continues.
         closes: whether the page's last row ends in it.
     """
     continued_tokens = carried + page["head"]

@@ -65,7 +65,7 @@ CHUNK_DTYPE = np.dtype(
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 """The value of `page_encodings` if the writer stored none."""
 NUMBERED = 63
-"""Number of encodings that have a bit of their own; files with others are unusual."""
+"""Number of encodings that have a bit of their own. Files with other encodings are unusual."""
 MAX_COUNT = 1 << 48
 """Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in
 an int64."""
@@ -138,7 +138,7 @@ def find_chunks(
     Args:
         footer: uint8 [n], the encoded FileMetaData.
         position: position in `footer` of its first row group.
-        path: uint8 [m], the leaf's path_in_schema, encoded; another one is unusual.
+        path: uint8 [m], the leaf's path_in_schema, encoded; a different path is unusual.
         limit: first byte of the footer in its file; all chunks and page indexes end before it.
         found: CHUNK_DTYPE [num_row_groups], filled.
     """
@@ -156,8 +156,8 @@ def find_chunks(
 
 @device
 def _is_sound(chunk: np.void, limit: int) -> bool:
-    """Set `start` of a chunk. Returns whether its counts are plausible, and all its bytes are
-    before the limit."""
+    """Set the field `start` of a chunk. Returns whether the chunk's counts are plausible, and all
+    its bytes are before the limit."""
     data = chunk["data_page"]
     dictionary = chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
@@ -330,8 +330,8 @@ def _meta_data(
 
 @device
 def _expect(data: Pointer, position: int, end: int, expected: Pointer, size: int) -> int:
-    """Compare bytes with the `size` expected ones; any others are unusual. Returns the position
-    after them."""
+    """Check that `size` bytes equal the expected ones; if not, they are unusual. Returns the
+    position after the bytes."""
     if size > end - position:
         return UNUSUAL
     for i in range(size):
@@ -342,7 +342,8 @@ def _expect(data: Pointer, position: int, end: int, expected: Pointer, size: int
 
 @device
 def _encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of encodings. Returns the position after it, and the encodings, a bit each."""
+    """Parse a list of encodings. Returns the position after it, and the set of encodings as
+    bits."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits
@@ -359,8 +360,8 @@ def _encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, 
 
 @device
 def _page_encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of PageEncodingStats. Returns the position after it, and the encodings of data
-    pages, a bit each."""
+    """Parse a list of PageEncodingStats. Returns the position after it, and the set of the data
+    pages' encodings as bits."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits
@@ -437,8 +438,8 @@ def _statistics(data: Pointer, position: int, end: int, kind: int, found: np.voi
 
 @device
 def _value(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int, np.uint64]:
-    """Read a binary field that holds an integer. Returns the position after it, the number of its
-    bytes, 4 or 8, and the integer; 0 and 0 for any other field."""
+    """Read a binary field that holds an integer. Returns the position after it, the size of the
+    integer in bytes (4 or 8), and the integer. For any other field, size and integer are 0."""
     word = np.uint64(0)
     stop = skip(data, position, end, kind)
     if stop < 0 or kind != BINARY:

@@ -1,4 +1,5 @@
-"""Read Parquet's hybrid of runs of one value and bit-packed groups, one run at a time.
+"""Read Parquet's hybrid encoding (runs of one repeated value, and bit-packed groups), one run at a
+time.
 
 Source: parquet-format, Encodings.md ("Run Length Encoding / Bit-Packing Hybrid").
 """
@@ -11,13 +12,12 @@ from megablend.intrinsics import Pointer, load64
 from megablend.jit import device
 
 BROKEN = -1
-"""Number of values of a run if the stream is truncated in its header or its value."""
+"""Returned as the number of values if the stream ends within the run's header or value."""
 
 
 @device
 def next_run(data: Pointer, position: int, end: int, width: int) -> tuple[int, bool, int, int]:
-    """Read the header of the run at data[position], and its value if all of its values are the
-    same.
+    """Read the header of the run at data[position], and its repeated value if it is not bit-packed.
 
     Args:
         data: the stream, which ends before data[end].
@@ -25,8 +25,9 @@ def next_run(data: Pointer, position: int, end: int, width: int) -> tuple[int, b
 
     Returns: four values:
         count: number of values, which may be 0, or BROKEN.
-        is_packed: whether they are bit-packed; if not, all are the same.
-        first: if they are bit-packed, the number in `data` of their first bit; if not, the value.
+        is_packed: whether the values are bit-packed; if not, all are the same.
+        first: if the values are bit-packed, the position of the first bit in `data`, in bits; if
+            not, the repeated value.
         next_position: position of the next run.
     """
     header = 0
@@ -58,7 +59,7 @@ def next_run(data: Pointer, position: int, end: int, width: int) -> tuple[int, b
 
 @device
 def bits_at(data: Pointer, end: int, bit: int, width: int) -> int:
-    """Return the `width` bits (0 to 32) that begin at bit number `bit`; all are before
+    """Return the `width` bits (0 to 32) that begin at bit number `bit`. All of them must be before
     data[end]."""
     position = bit >> 3
     if position + 8 <= end:

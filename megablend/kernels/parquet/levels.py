@@ -1,4 +1,4 @@
-"""Decode the levels of Parquet pages, which say where rows begin among a page's tokens.
+"""Decode the levels of Parquet pages, which determine where rows begin among a page's tokens.
 
 The streams of repetition and definition levels are read side by side, run by run: a run of levels
 within one row takes one step, however long it is.
@@ -72,7 +72,7 @@ def read_levels(
 
 @device
 def _read_page(page: np.void, max_def: int, repeated: bool, offsets: npt.NDArray[np.int64]) -> None:
-    """Decode the levels of one page; `offsets` are those of its pieces."""
+    """Decode the levels of one page, and fill `offsets` with the offsets of its pieces."""
     data = pointer_at(page["address"], page["size"])
     page["tokens"] = page["pieces"] = page["head"] = page["inner"] = page["tail"] = 0
     page["continues"] = False
@@ -90,8 +90,8 @@ def _read_page(page: np.void, max_def: int, repeated: bool, offsets: npt.NDArray
 def _find_stream(
     page: np.void, data: Pointer, position: int, size: int, stored: bool
 ) -> tuple[int, int]:
-    """Return the begin and the end of the stream of levels at data[position]; its `size` is -1 if
-    it is stored before the stream."""
+    """Return the begin and the end of the stream of levels at data[position]. `size` is -1 if the
+    size is stored in front of the stream."""
     if size < 0:
         if not stored:
             return position, position
@@ -194,7 +194,7 @@ def _follow(
 
 @device
 def _next_row(data: Pointer, end: int, packed: bool, rep: int, i: int, count: int) -> int:
-    """Return the first of levels i to count of a run that begins a row; count if none does."""
+    """Return the first of a run's levels [i, count) that begins a row, or `count` if none does."""
     if not packed:
         return count if rep else i
     while i < count:
@@ -219,8 +219,8 @@ def _count_tokens(
     i: int,
     count: int,
 ) -> int:
-    """Return how many of levels i to count of a run are tokens; or, negated, a level above
-    `max_def`."""
+    """Return the number of tokens among a run's levels [i, count), or the negative of a level that
+    is above `max_def`."""
     if not packed:
         return -definition if definition > max_def else (count - i) * (definition == max_def)
     tokens = 0

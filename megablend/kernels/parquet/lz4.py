@@ -11,7 +11,8 @@ from megablend.intrinsics import Pointer, load64, pointer_at, store64
 from megablend.jit import device
 
 SLACK = 32
-"""Bytes are copied in words, up to 16 bytes more than needed, if at least this many more fit."""
+"""If there is room for this number of bytes beyond those needed, bytes are copied in words, which
+writes up to 16 bytes too many."""
 
 
 @device
@@ -76,10 +77,10 @@ def _length(data: Pointer, position: int, end: int, length: int) -> tuple[int, i
 
 @device
 def _copy_words(out: Pointer, filled: int, data: Pointer, position: int, count: int) -> None:
-    """Copy `count` bytes from data[position] to out[filled], rounded up to a multiple of 16; source
-    and target are at least 8 bytes apart.
+    """Copy bytes from data[position] to out[filled]: `count`, rounded up to a multiple of 16.
+    Source and target must be at least 8 bytes apart.
 
-    The first 16 are copied even if `count` is 0: a check for that would double the time.
+    The first 16 bytes are copied even if `count` is 0: a check for that would double the time.
     """
     stop = filled + count
     while True:

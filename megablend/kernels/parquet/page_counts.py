@@ -47,7 +47,7 @@ def count_indexed_pages(
             lists.
         growths: float64 [n], ratio of decoded to stored bytes of each chunk, by which the decoded
             sizes of pages are estimated.
-        encodings: int64 [n], encoding of each chunk's pages.
+        encodings: int64 [n], encoding of the pages of each chunk.
         slot_def: lowest definition level of a level that stands for an element.
         documents: whether rows must be exact.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count, filled.
@@ -86,8 +86,9 @@ def count_indexed_pages(
 def _count_page(
     j: int, rows: Int64s, nulls: Int64s, levels: Int64s, max_rep: int, slot_def: int
 ) -> tuple[int, int, int]:
-    """Return the tokens of page j, its rows with tokens, and its null elements, given the arrays of
-    `count_indexed_pages`. The number of tokens is negative if the counts contradict each other."""
+    """Count page j: return its numbers of tokens, of rows with tokens, and of null elements. The
+    number of tokens is negative if the counts in the page index contradict each other. Arguments:
+    see `count_indexed_pages`."""
     max_def = len(levels) - 1
     tokens = rows[j]
     if not max_rep:

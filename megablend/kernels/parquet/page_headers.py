@@ -24,8 +24,8 @@ DATA_V2 = 3
 MAX_HEADER_BYTES = 16 << 20
 """Maximum size of a header, as in pyarrow; statistics of strings make headers long."""
 MAX_PAGE = (1 << 31) - 1 - MAX_HEADER_BYTES
-"""Maximum size of the body of a page: the format counts in int32, and so does the index, header
-included."""
+"""Maximum size of the body of a page. The format has int32 sizes, and so has the index, where they
+include the header."""
 
 # Ids of fields of PageHeader
 PAGE_TYPE = 1
@@ -73,8 +73,8 @@ Headers = npt.NDArray[np.void]
 
 @kernel
 def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Headers) -> int:
-    """Parse the headers of pages in memory; their `offset` is not set. Returns the number of the
-    first header that has to be parsed in Python; n if there is none.
+    """Parse the headers of pages in memory. The field `offset` is not filled. Returns the number of
+    the first header that has to be parsed in Python; n if there is none.
 
     Args:
         addresses: uint64 [n], address of each page.
@@ -122,18 +122,18 @@ def walk_headers(
     counts: Int64s,
     headers: Headers,
 ) -> tuple[int, int]:
-    """Scan chunks, from page to page, until the values of all chunks are complete, `headers` is
-    full, or a header has to be parsed in Python.
+    """Read the page headers of chunks, one after another, until all values of the chunks have been
+    found, `headers` is full, or a header has to be parsed in Python.
 
     Args:
-        fd: descriptor of the file; -1 if there is none: the scan then ends with the probe.
-        probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, others are
-            read into it.
+        fd: descriptor of the file, or -1 if there is none; the scan then ends where `probe` ends.
+        probe: uint8 [size], the file's bytes from `probe_offset` on. If there is a descriptor,
+            other parts of the file are read into it.
         chunk: first chunk that is not complete.
         offsets: int64 [n], offset in the file of the next page of each chunk; updated.
         limit: offset in the file at or before which all pages must end.
-        num_values: int64 [n], values in the remaining data pages of each chunk; updated.
-        counts: int64 [n], pages of each chunk so far; updated.
+        num_values: int64 [n], number of values in the remaining data pages of each chunk; updated.
+        counts: int64 [n], number of pages found in each chunk so far; updated.
         headers: HEADER_DTYPE [room], filled.
 
     Returns: the number of headers that were filled, and the first chunk that is not complete.

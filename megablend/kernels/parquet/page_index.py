@@ -88,14 +88,14 @@ def page_locations(
         begins, ends: int64 [n], where each OffsetIndex is in `indexes`.
         starts: int64 [n], byte of the file at which each chunk begins.
         limit: offset in the file at or before which all pages must end.
-        num_rows: int64 [n], rows of each chunk.
+        num_rows: int64 [n], number of rows of each chunk.
         first_page: int64 [n + 1], filled with the number of each chunk's first page.
         offsets: int64 [m], filled with the offset of each page in the file; m is an upper bound of
             the number of pages, one for MIN_LOCATION_BYTES.
-        sizes: int64 [m], filled with the bytes of each page, its header included.
-        rows: int64 [m], filled with the rows that begin in each page; -1 for the pages of a chunk
-            whose first rows do not ascend from 0 to its rows: ClickHouse up to 25.6 counts elements
-            in place of rows (ClickHouse#83876).
+        sizes: int64 [m], filled with the size of each page in bytes, header included.
+        rows: int64 [m], filled with the number of rows that begin in each page; -1 for the pages of
+            a chunk if their first rows do not ascend from 0 to the chunk's number of rows:
+            ClickHouse up to 25.6 counts elements in place of rows (ClickHouse#83876).
 
     Returns: the number of the first wrong index, its problem, and a detail; n, NONE and 0 if none
         is wrong.
@@ -227,9 +227,10 @@ def page_counts(
         begins, ends: int64 [n], where each ColumnIndex is in `indexes`; a chunk without one has an
             empty range.
         first_page: int64 [n + 1], number of each chunk's first page.
-        nulls: int64 [1, num_pages], filled with the number of nulls; 0 if there are no counts.
-        levels: int64 [max_def + 1, num_pages], filled with the number of levels by definition
-            level.
+        nulls: int64 [1, num_pages], filled with the number of nulls in each page; 0 if the index
+            has no counts.
+        levels: int64 [max_def + 1, num_pages], filled with the number of levels in each page, by
+            definition level.
         num_counts: int64 [n, 2], filled with the number of counts of each kind: 0, or one for each
             page and level.
 

@@ -22,7 +22,7 @@ UNUSUAL = -2
 MAX_DEPTH = 16
 """Maximum nesting depth of values that are skipped."""
 FIELDS = -1
-"""A count of elements that stands for the fields of a struct, whose number is not stored."""
+"""A special count of elements, for a struct: the number of its fields is not stored."""
 
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 """Wire types."""

@@ -42,8 +42,8 @@ VALUES_DTYPE = np.dtype(
 ) = range(6)
 """Decoders, named after their encodings; RLE_DICTIONARY also decodes PLAIN_DICTIONARY."""
 SOUND, SHORT, UNLISTED = range(3)
-"""Problems: none; the values are damaged or fewer than `count`; an index is not in the
-dictionary."""
+"""Values of `problem`: no problem; the values are damaged or fewer than `count`; an index is not in
+the dictionary."""
 
 
 @kernel
@@ -51,8 +51,9 @@ def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
     """Decode the values of many pages.
 
     Args:
-        pages: VALUES_DTYPE [n]; `problem` is filled. There is room for `count` values at `out`.
-        like: any array of the type of values: int32, int64, or uint8 for booleans.
+        pages: VALUES_DTYPE [n]; the field `problem` is filled. The memory at `out` must have room
+            for `count` values.
+        like: any array of the values' dtype: int32, int64, or uint8 for booleans.
     """
     for i in range(len(pages)):
         page = pages[i]
@@ -120,8 +121,8 @@ def join_streams(address: int, out: Tokens) -> None:
 
 @device
 def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
-    """Decode booleans of one bit each from `size` bytes at `address` to `out`: a hybrid of runs and
-    bit-packed groups, or, if `in_runs` is false, plain bits, lowest first.
+    """Decode booleans from `size` bytes at `address` to `out`. If `in_runs` is true, they are
+    encoded as a hybrid of runs and bit-packed groups, otherwise as plain bits, lowest first.
 
     Returns: 0, or -1 if the bytes end before `out` is full.
 
@@ -151,8 +152,8 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
 
 @device
 def _stated_bytes(data: Pointer, size: int) -> int:
-    """Return the size stored in the first four bytes, or a number that is too large if there are
-    fewer bytes."""
+    """Return the size that is stored in the first four bytes. If there are fewer bytes, return a
+    size that is too large."""
     if size < 4:
         return 1 << 32
     stated = 0

@@ -24,7 +24,7 @@ SLOT_DTYPE = np.dtype(
         ("num_offsets", "<i8"),
     ]
 )
-"""A block that is in memory."""
+"""A decoded block in memory."""
 Slots = npt.NDArray[np.void]
 PORTION = 256
 """Number of tokens that are copied at a time."""
@@ -42,20 +42,21 @@ def gather_tokens(
     tokens: Int64s,
     labels: Int64s,
 ) -> int:
-    """Copy the samples' tokens out of spans in blocks of one type; other blocks are skipped.
+    """Copy the samples' tokens from the spans that are in blocks of one dtype. Other blocks are
+    skipped.
 
     Args:
-        like: any array of the type.
-        kind: the type's number.
+        like: any array of this dtype.
+        kind: the number of this dtype.
         slots: SLOT_DTYPE [num_blocks].
-        places, starts, stops: int64 [m], for each span the number of its block, and its first
-            token and its stop in the block; a span lies within one sample.
+        places, starts, stops: int64 [m], for each span the index of its block in `slots`, and its
+            tokens [start, stop) in the block; a span lies within one sample.
         width: tokens per sample.
-        tokens, labels: int64 [n, length], filled with a sample's tokens, and with its tokens from
-            the second on; entries without a token are left as they are.
+        tokens, labels: int64 [n, length], filled with each sample's tokens, and with its tokens
+            from the second on. Entries for which there is no token are left unchanged.
 
-    Returns: -1, or the number of a span that is not within its block or its sample, or `m` if
-        they are not n samples.
+    Returns: -1 on success; the number of a span that is not within its block or its sample; `m` if
+        the spans are not n samples.
     """
     row = 0
     filled = 0
@@ -119,8 +120,8 @@ def mark_documents(
     width: int,
     out: npt.NDArray[np.bool_],
 ) -> int:
-    """Mark the tokens at which a document, or the part of it that another block holds, begins; and
-    the first of each sample.
+    """Mark the first token of each document, of each sample, and of each span that does not
+    continue the document of the span before it.
 
     Args:
         ids: int64 [num_blocks], the number of each block in the index.

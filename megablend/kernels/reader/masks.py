@@ -12,8 +12,12 @@ Begins = npt.NDArray[np.bool_]
 
 @kernel
 def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
-    """Fill out, int64 [n, length], with 0, 1, 2, ... in each row, which restarts where `begins`,
-    bool [n, length], is set."""
+    """Number the tokens of each document in each row from 0.
+
+    Args:
+        begins: bool [n, length], set where documents begin.
+        out: int64 [n, length], filled with the numbers.
+    """
     for i in range(out.shape[0]):
         position = 0
         for j in range(out.shape[1]):
@@ -52,7 +56,7 @@ def document_ends(
 
 @kernel
 def fill_causal_mask(begins: Begins, out: npt.NDArray[np.bool_]) -> None:
-    """Mask, for each token, the tokens after it and those of earlier documents.
+    """Compute the attention mask that hides later tokens and earlier documents from each token.
 
     Args:
         begins: bool [n, length], set where documents begin.
