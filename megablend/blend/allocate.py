@@ -9,8 +9,8 @@ from fractions import Fraction
 from megablend.errors import PlanError
 
 BLOCKS_PER_RUN = 20
-"""Blocks that a lane's run of ordinals should span. A run that spans r blocks reads about r + 1, so
-20 keep duplicate reads near 5 %."""
+"""Number of blocks that a lane's run of ordinals should span. A run that spans r blocks reads about
+r + 1 of them, so with r = 20 about 5 % of the reads are duplicate."""
 MAX_CYCLES_PER_RUN = 32
 """Maximum number of cycles that share a run of ordinals; with more, locating a sample takes
 longer."""
@@ -22,21 +22,21 @@ def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int
 
     Returns: integers that sum to `total`, each within 1 of weight * total / sum of weights.
 
-    Raises: PlanError on a negative weight, on weights that are all zero, on a negative total.
+    Raises: PlanError if a weight is negative, all weights are 0, or the total is negative.
     """
     return _divide(_to_integers(weights), total)
 
 
 def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
-    """Return the samples of each source in the stages of one blend, which end at `ends` samples
-    from the blend's start: [num_stages][num_sources].
+    """Return the number of samples of each source in each stage of one blend:
+    [num_stages][num_sources]. The stages end at `ends`, in samples from the blend's start.
 
-    Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the
+    Each stage corrects the rounding of earlier stages: it divides its samples in proportion to the
     residuals weight * end - samples so far, with negative residuals taken as 0. Appending ends does
     not change the totals of earlier stages.
 
-    Raises: PlanError as largest_remainder does, and if `ends` is not strictly increasing from
-        above 0.
+    Raises: PlanError as `largest_remainder` does, and if `ends` are not positive and strictly
+        increasing.
     """
     wholes = _to_integers(weights)
     scale = sum(wholes)
@@ -60,8 +60,8 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
-    """Divide `total` samples among sources in proportion to their residuals: the samples that are
-    `due` minus those that were `given`, but at least 0."""
+    """Divide `total` samples among sources in proportion to their residuals. A residual is the
+    number of samples that are `due` minus the number already `given`, but at least 0."""
     residuals = [
         max(Fraction(0), target - before) for target, before in zip(due, given, strict=True)
     ]
@@ -69,11 +69,11 @@ def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) 
 
 
 def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -> list[int]:
-    """Divide the `total` samples of a drain among sources by weight, so that each gets at least the
-    samples that it has `left`.
+    """Divide the `total` samples of a drain among sources by weight, such that each source gets at
+    least the number of samples that it has `left` to finish.
 
-    Samples that a source has left beyond its share are taken from the others, in proportion to
-    their weights.
+    If a source has more samples left than its share, the excess is taken from the other sources, in
+    proportion to their weights.
 
     Raises: PlanError if `total` is less than the sum of `left`, or is greater and all weights are
     0.
@@ -102,10 +102,11 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
-    """Return the smallest number of samples of a drain from sample `start` on that ends at a
-    multiple of `unit` and gives each source, by its share, at least the samples that it has `left`;
-    see `divide_drain`. As far as `unit` allows, it is at most twice the samples that all sources
-    have left: a source of small share could otherwise make it arbitrarily long."""
+    """Return the smallest length, in samples, of a drain that begins at sample `start`, ends at a
+    multiple of `unit`, and gives each source, by its share, at least the number of samples that it
+    has `left`; see `divide_drain`. As far as `unit` allows, the length is at most twice the number
+    of samples that all sources have left: a source with a small share could otherwise make a drain
+    arbitrarily long."""
     total_left = sum(left)
     limit = 2 * total_left
     scale = sum(weights)
@@ -129,10 +130,10 @@ def cycles_per_run(
     about BLOCKS_PER_RUN blocks.
 
     Args:
-        block_tokens: mean tokens of the source's blocks.
+        block_tokens: mean number of tokens of the source's blocks.
         share: the source's fraction of the blend's samples, 0 to 1.
-        sample_tokens: tokens from one sample's start to the next one's.
-        slots: samples per lane in a cycle.
+        sample_tokens: number of tokens from the start of one sample to the start of the next.
+        slots: number of samples of each lane in a cycle.
 
     Returns: an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
     """
@@ -160,7 +161,7 @@ def _to_integers(weights: Sequence[int | Fraction]) -> list[int]:
 
 
 def _divide(wholes: Sequence[int], total: int) -> list[int]:
-    """Like `largest_remainder`, for integer weights."""
+    """Divide `total` samples as `largest_remainder` does, given integer weights."""
     if total < 0:
         raise PlanError(f"cannot divide {total} samples; expected 0 or more")
     scale = sum(wholes)

@@ -17,7 +17,8 @@ from megablend.errors import PlanError
 Weights = Sequence[int | Fraction]
 """The weight of each source, [num_sources], 0 or more."""
 Caps = Sequence[int | None]
-"""The most samples that each source may give in the stage, [num_sources]; None for no limit."""
+"""The maximum number of samples that each source may give in the stage, [num_sources]; None for no
+limit."""
 
 
 def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
@@ -63,8 +64,8 @@ def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | 
     limits it.
 
     Args:
-        redistribute: other sources replace one that has reached its cap; otherwise each keeps its
-            share.
+        redistribute: whether other sources replace a source that has reached its cap; otherwise
+            each source keeps its share.
     """
     capped = [
         (Fraction(weight), cap) for weight, cap in zip(weights, caps, strict=True) if weight > 0
@@ -85,8 +86,9 @@ def plan_full_shares(
     its cap, and is left out from then on.
 
     Args:
-        multiple_of: all stages but the last end at multiples of this many samples, such as the
-            number of lanes, so that a source may keep a rest smaller than its share of that number.
+        multiple_of: all stages but the last end at a multiple of this number of samples, such as
+            the number of lanes. A source may therefore keep a rest that is smaller than its share
+            of this number.
 
     Returns: for each stage, its end in samples and its weights, [num_sources]; one stage if no cap
         is reached. The last stage ends before `total` if all sources are left out by then.
@@ -114,8 +116,8 @@ def plan_full_shares(
 
 
 def _samples_until_cap(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
-    """Return the number of samples of a stage until a source reaches its cap; None if it has no
-    share or no cap."""
+    """Return the number of samples of a stage until a source reaches its cap; None if the source
+    has no share or no cap."""
     cap = caps[source]
     if cap is None or not weights[source]:
         return None
@@ -123,8 +125,8 @@ def _samples_until_cap(weights: Sequence[Fraction], caps: Caps, source: int) -> 
 
 
 def _find_over_caps(weights: Weights, caps: Caps, free: Sequence[int], left: int) -> dict[int, int]:
-    """Return the caps of the sources in `free` whose share of `left` samples, by weight among
-    `free`, exceeds their cap."""
+    """Find the sources in `free` whose share of `left` samples, by weight among `free`, exceeds
+    their cap. Returns the cap of each such source, by its number."""
     total = sum(Fraction(weights[source]) for source in free)
     capped = [(source, caps[source]) for source in free]
     return {

@@ -1,9 +1,9 @@
-"""The positions at which the epochs of sources begin. These are not at equal distances if a run's
-stages read several snapshots of the index.
+"""The positions at which the epochs of sources begin. Epochs of a source may have different lengths
+if a run's stages read several snapshots of the index.
 
-The position of a token of a source counts the tokens of all its epochs before it. When a stage
-changes snapshot or order, a source finishes the epoch that it has begun, and begins the next one in
-the new snapshot or order.
+The position of a token of a source is the number of the source's tokens before it, over all epochs.
+When a stage changes snapshot or order, a source finishes the epoch that it has begun, and begins
+the next one in the new snapshot or order.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ class Segment(NamedTuple):
     """Consecutive epochs of a source that are read from one snapshot in one order."""
 
     position: int
-    """Position of its first token."""
+    """Position of the segment's first token."""
     epoch: int
-    """Number of its first epoch."""
+    """Number of the segment's first epoch."""
     snapshot: str
     """Digest of the snapshot."""
     order: str
     """A name of `ORDERS`."""
     tokens: int
-    """Tokens of an epoch; 0 if the snapshot does not have the source."""
+    """Number of tokens of an epoch; 0 if the snapshot does not have the source."""
     offset: int = 0
-    """Tokens of the first epoch, as this segment counts them, that earlier segments have read."""
+    """Number of tokens of the first epoch that earlier segments have read, as this segment counts
+    them."""
     withdrawn: tuple[str, ...] = ()
-    """Digests of later snapshots; files that one of them lacks are left out of the epochs."""
+    """Digests of later snapshots. Files that are missing in one of these snapshots are left out of
+    the epochs."""
 
     @property
     def epochs_before(self) -> Fraction:
-        """Number of epochs before its position, as this segment counts them."""
+        """Number of epochs before the segment's position, as this segment counts them."""
         return self.epoch + (Fraction(self.offset, self.tokens) if self.tokens else Fraction(0))
 
     def own_position(self, position: int) -> int:
@@ -69,8 +71,8 @@ class Epochs:
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
     def count(self, source: int, tokens: int) -> Fraction:
-        """Return how many epochs the first `tokens` tokens of a source make; 0 if it has no
-        tokens."""
+        """Return the number of epochs in the first `tokens` tokens of a source; 0 if the source has
+        no tokens."""
         segment = _find_segment(self.segments[source], tokens)
         return (
             Fraction(segment.own_position(tokens), segment.tokens)
@@ -107,8 +109,9 @@ class Epochs:
         )
 
     def list_unread(self, source: int) -> list[tuple[Segment, int]]:
-        """Return the segments at whose start an epoch is broken off, each with the number of tokens
-        of that epoch that are not read although their files exist; see `Stage.whole_epochs`."""
+        """Return the segments that begin before the previous segment has read its last epoch to the
+        end. With each segment, return the number of tokens of that epoch that are not read although
+        their files exist; see `Stage.whole_epochs`."""
         pairs = pairwise(self.segments[source])
         return [
             (segment, _count_left(before, segment))
@@ -160,8 +163,9 @@ class Withdrawals(Protocol):
         ...
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Return the tokens of an epoch of a segment without the files that a snapshot lacks; and
-        how many of them come before token number `token` of the epoch, counted over all files."""
+        """Return the number of tokens of an epoch of a segment without the files that a snapshot
+        lacks; and the number of these tokens before token number `token` of the epoch, which is
+        counted over all files."""
         ...
 
 
@@ -181,14 +185,15 @@ class ReadBefore(NamedTuple):
 
 
 class EpochsBuilder:
-    """Builds the epochs of a run's sources while its stages are planned one after another.
+    """A builder of the epochs of a run's sources, used while the stages are planned one after
+    another.
 
     Args:
-        tokens: tokens of an epoch of each source, [num_sources], by the snapshot's digest; 0 if it
-            does not have the source.
+        tokens: number of tokens of an epoch of each source, [num_sources], by the digest of the
+            snapshot; 0 if the snapshot does not have the source.
         index: digest of the first stage's snapshot.
         order: order of the first stage.
-        extra: tokens that a sample shares with the next sample of its source.
+        extra: number of tokens that a sample shares with the next sample of its source.
         withdrawals: for each source, what it loses if a snapshot lacks some of its files; empty if
             the run withdraws nothing.
     """
@@ -210,7 +215,8 @@ class EpochsBuilder:
         self._shift = np.zeros(len(self._segments), np.int64)
         """The number that `place` adds to the positions of each source, int64 [num_sources]."""
         self._epoch_tokens = np.array(tokens[index], np.int64)
-        """Tokens of an epoch of each source in the current snapshot, int64 [num_sources]."""
+        """Number of tokens of an epoch of each source in the current snapshot, int64
+        [num_sources]."""
 
     def current_epoch_loses_files(
         self, index: str, cursor: Int64s, *, begun: bool = True, rests: bool = False

@@ -43,10 +43,10 @@ class PlannedStage:
     interleaving: str
     """A name of `INTERLEAVINGS`."""
     number: int
-    """Number of the stage in the ledger. A schedule makes several planned stages of one; a drain
-    has the number of the stage that it continues."""
+    """Number of the stage in the ledger. A schedule divides a stage into several planned stages
+    with the same number. A drain has the number of the stage that it continues."""
     length: int
-    """Samples of the stage: fewer than the request's if the stage was cut."""
+    """Number of samples of the stage: fewer than in the request if the stage was cut."""
     plan: Plan | None = None
     """The plan, if it has been made."""
     cut_edges: Int64s | None = None
@@ -77,11 +77,11 @@ class TokenRange(NamedTuple):
 
     first: int
     stop: int
-    """Ordinals [first, stop)."""
+    """The samples have the ordinals [first, stop)."""
     token: int
     """First token of the first sample, counted over all epochs."""
     step: int
-    """Tokens from one sample's start to the next one's."""
+    """Number of tokens from the start of one sample to the start of the next."""
 
 
 class StagesPlan(LocatesMany):
@@ -117,8 +117,8 @@ class StagesPlan(LocatesMany):
         before = np.zeros((len(stages) + 1, self.num_sources), np.int64)
         np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=before[1:])
         self._samples_before: Int64s = before
-        """Samples of each source before each stage, and in all: int64 [num_stages + 1,
-        num_sources]."""
+        """Number of samples of each source before each stage, and in all stages: int64 [num_stages
+        + 1, num_sources]."""
         # The same array, unless a source is dropped
         self._first_ordinals = self._samples_before
         """The first ordinal of each source that belongs to each stage, int64 [num_stages + 1,
@@ -158,8 +158,8 @@ class StagesPlan(LocatesMany):
         return self._epochs
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
-        IndexError."""
+        """Return the sources and the ordinals of samples `ks`, [n], as int32 [n] and int64 [n].
+        Raises: IndexError."""
         if len(self._starts) == 1:
             return self.plan_of(0).locate_many(ks)
         numbers = sample_numbers(ks, self.num_samples)
@@ -195,10 +195,13 @@ class StagesPlan(LocatesMany):
         return counts
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Return the samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
-        `locate_many`.
+        """Return the numbers of the samples with these sources and ordinals; the inverse of
+        `locate_many`. This is fastest if neighbours have the same source and ascending ordinals.
 
-        Fastest when consecutive entries have the same source and ascending ordinals.
+        Args:
+            sources, ordinals: int32 [n] and int64 [n].
+
+        Returns: int64 [n].
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
         sources, ordinals = check_places(sources, ordinals, self._stop_ordinals)
@@ -211,8 +214,8 @@ class StagesPlan(LocatesMany):
         return ks
 
     def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Like `samples_of`, but -1 for ordinals that the plan does not have; all sources must be
-        in the plan."""
+        """Return the numbers of samples as `samples_of` does, but -1 for ordinals that the plan
+        does not have. All sources must be in the plan."""
         ks = np.full(len(ordinals), -1, np.int64)
         pending = np.arange(len(ordinals))  # entries that no stage so far has
         current = ordinals  # ordinals of these entries; after a cut, their next ordinals
@@ -233,8 +236,8 @@ class StagesPlan(LocatesMany):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """Return the first sample that reads an ordinal >= `ordinal` of a source; None if there is
-        none or, if `before` is given, none below the sample `before`."""
+        """Return the first sample of a source whose ordinal is at least `ordinal`. None if there is
+        no such sample or, if `before` is given, none below sample `before`."""
         current = np.array([max(0, ordinal)])
         sources = np.array([source], np.int32)
         for number, stage in enumerate(self.stages):
@@ -254,8 +257,8 @@ class StagesPlan(LocatesMany):
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """Return the sample with which a source has given as many samples, in any order, as it has
-        ordinals up to `ordinal`; None if the run ends before."""
+        """Return the sample with which a source has given as many samples as it has ordinals up to
+        `ordinal`, whatever their own ordinals are. None if the run ends before."""
         stage = int((self._first_ordinals[1:, source] <= ordinal).sum())
         if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None
@@ -269,8 +272,11 @@ class StagesPlan(LocatesMany):
     def _advance(
         self, number: int, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the numbers that ordinals, int64 [n], have after a stage: if it was cut, their
-        next ordinals, otherwise the same; and whether the stage does not read them: bool [n]."""
+        """Convert ordinals, int64 [n], that are counted for a stage to those of the stage after it.
+
+        Returns: the next ordinals if the stage was cut, otherwise the same ordinals, int64 [n]; and
+            whether each ordinal is not read by the stage, bool [n].
+        """
         if number not in self._tail_stops:
             return ordinals, ordinals >= self._samples_before[number + 1][sources]
         first = self._samples_before[number][sources]
@@ -278,10 +284,16 @@ class StagesPlan(LocatesMany):
         return next_ordinals + first, is_later
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
-        """Return the first token of the samples (sources, ordinals) [n], counted over all epochs of
-        the source: int64 [n]; and the number of tokens from the first token of each sample to that
-        of the source's next sample: one number if it is the same in all stages, otherwise int64
-        [n]."""
+        """Return where samples begin among the tokens of their sources, and how far apart they
+        begin.
+
+        Args:
+            sources, ordinals: int32 [n] and int64 [n], the samples.
+
+        Returns: the first token of each sample, counted over all epochs of the source, int64 [n];
+            and the number of tokens from there to the first token of the source's next sample,
+            one number if it is the same in all stages, otherwise int64 [n].
+        """
         if len(self._starts) == 1:
             step = int(self._sample_tokens[0])
             return self._first_tokens[0].take(sources) + ordinals * step, step
@@ -295,8 +307,8 @@ class StagesPlan(LocatesMany):
         return starts, self._sample_tokens[stages]
 
     def count_tokens(self, n: int) -> Int64s:
-        """Return the tokens by which the first n samples advance each source, without extra tokens:
-        int64 [num_sources]."""
+        """Return the number of tokens by which the first n samples advance the position of each
+        source, without extra tokens: int64 [num_sources]."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         tokens: Int64s = (
             self._first_tokens[stage]
@@ -305,8 +317,8 @@ class StagesPlan(LocatesMany):
         return tokens
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
-        """Return how many of a source's samples, in the order of their ordinals, end within its
-        first `tokens` tokens; the `extra` tokens of a sample belong to it."""
+        """Return the number of a source's samples, in the order of their ordinals, that end within
+        its first `tokens` tokens. The `extra` tokens of a sample are part of the sample."""
         count = 0
         for each in self.list_tokens(source):
             inside = (tokens - extra - each.token) // each.step
@@ -325,8 +337,8 @@ class StagesPlan(LocatesMany):
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:
-        """Return how a source's samples cover its tokens, in the order of their ordinals;
-        neighbouring stages with samples of the same length share a range."""
+        """Return the ranges of a source's samples, in the order of their ordinals, and the tokens
+        that they begin with. Neighbouring stages with samples of the same length share a range."""
         ranges = list[TokenRange]()
         for number, stage in enumerate(self.stages):
             first = int(self._first_ordinals[number, source])
@@ -354,7 +366,7 @@ class StagesPlan(LocatesMany):
         return self._plans[stage]
 
     def _tails_of(self, stage: int) -> Tails:
-        """Return the tails of a stage, which must have some."""
+        """Return the tails of a stage that was cut and has tails."""
         if stage not in self._tails:
             planned = self.stages[stage]
             find_tails = find_interleaving(planned.interleaving).find_tails
@@ -365,11 +377,12 @@ class StagesPlan(LocatesMany):
         return self._tails[stage]
 
     def _stage_of(self, k: int) -> int:
-        """Return the number of the stage that has sample k; the last one for the run's end."""
+        """Return the number of the stage that has sample k; the last stage if k is the run's
+        end."""
         return bisect_right(self._starts, k) - 1
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
-        """Like `locate_many`, for samples that are all in one stage."""
+        """Locate samples as `locate_many` does, given that all of them are in one stage."""
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
         ordinals = ordinals + self._samples_before[stage].take(sources)
         # If earlier stages were cut, these are next ordinals

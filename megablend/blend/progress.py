@@ -1,5 +1,5 @@
-"""Find the samples with which each source of a run begins, ends and repeats, and how evenly it is
-spread. Everything is computed from the plan, without walking the run."""
+"""Find the samples with which each source of a run begins, ends and repeats, and how evenly its
+samples are spread. Everything is computed from the plan, without locating all samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ there are located by ordinal."""
 _ORDINALS = 1 << 12
 """Number of a source's first or last ordinals that are searched for its first or last sample."""
 NONE = -1
-"""Stands for the sample of a source that has none."""
+"""The value that stands for the first or last sample of a source without samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Presence:
     """The presence of each source in a range of samples: arrays of [num_sources]."""
 
     counts: Int64s
-    """Number of the source's samples."""
+    """Number of samples of each source."""
     first: Int64s
-    """The source's first sample; NONE if it has none."""
+    """The first sample of each source; NONE if the source has no samples."""
     last: Int64s
-    """The source's last sample; NONE if it has none."""
+    """The last sample of each source; NONE if the source has no samples."""
     worst_error: Float64s
-    """Largest difference, in samples, between the source's samples and its share, over the prefixes
-    that were examined."""
+    """Largest difference, in samples, between each source's samples and its share, over the
+    prefixes that were examined."""
 
 
 def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCANNED) -> Presence:
@@ -74,7 +74,7 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
     """Return, for each source and each of its first `limit` epochs that end, the sample with which
-    the source has given as many samples as the epoch has.
+    the source has given as many samples as there are up to the end of the epoch.
 
     Such a sample is in the cycle in which the last samples of the epoch and the first ones of the
     next are read.
@@ -88,8 +88,8 @@ def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
 
 
 def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
-    """Return the ordinals int64 [n] that have the last tokens of a source's first `limit`
-    epochs."""
+    """Return the ordinals, int64 [n], of the samples with the last token of each of a source's
+    first `limit` epochs."""
     last_tokens = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
     ordinals = [np.zeros(0, np.int64)]
     for covered in plan.list_tokens(source):
@@ -100,8 +100,8 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """Return the first sample whose ordinal is at least that in `ordinals`, int64 [num_sources],
-    for its source; and that source. None if there is no such sample."""
+    """Return the first sample whose ordinal is at least the minimum that `ordinals`, int64
+    [num_sources], gives for its source; and this source. None if there is no such sample."""
     # The samples of these ordinals themselves. The sample to find is no later than the first of
     # them, so the source of the first is searched first, and bounds the search in the others
     samples = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
@@ -119,7 +119,7 @@ def _samples_within(
     plan: StagesPlan, source: int, ordinals: Int64s, start: int, stop: int
 ) -> Int64s:
     """Return the samples of a source's ordinals that are in [start, stop). After an amendment there
-    may be none, since a stage first gives the ordinals that the previous stage has left."""
+    may be none, since a stage begins with the ordinals that the previous stage has not read."""
     ks = plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
     return ks[(ks >= start) & (ks < stop)]
 
@@ -131,8 +131,8 @@ def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
-    """Return the largest |count - share * n| of each source over the prefixes of n of these
-    samples, for all n: [num_sources]."""
+    """Return the largest difference |count - share * n| of each source, [num_sources], over all
+    prefixes of the samples. The prefix has n samples, of which the source has `count`."""
     places = np.argsort(sources, kind="stable")
     owners = sources[places]
     totals = np.bincount(sources, minlength=len(shares))

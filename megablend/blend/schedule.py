@@ -24,7 +24,7 @@ MIN_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How a stage's shares change, in steps."""
+    """A schedule, by which the shares of a stage change in steps."""
 
     kind: str
     """`linear` or `cosine`."""
@@ -34,9 +34,10 @@ class Schedule:
     samples: int
     """Length of the stage that the schedule was made for."""
     cycle: int
-    """Samples of a cycle; a step consists of whole cycles."""
+    """Number of samples of a cycle; a step consists of whole cycles."""
     done: tuple[Fraction, ...]
-    """The fraction of their change that the shares have made in each step, [steps], from 0 to 1."""
+    """The fraction, for each step, of the change from `start` to the shares of the stage's blend:
+    [steps], from 0 to 1."""
 
     def __str__(self) -> str:
         shares = ", ".join(map(str, self.start))
@@ -56,8 +57,8 @@ class Schedule:
         return [[a + (b - a) * done for a, b in pairs] for done in self.done]
 
     def totals(self, target: Sequence[Fraction]) -> list[list[int]]:
-        """Return the samples of each source in each step, [steps][num_sources]: each step corrects
-        the rounding of earlier ones. `target`: shares of the stage's blend."""
+        """Return the number of samples of each source in each step: [steps][num_sources]. Each step
+        corrects the rounding of earlier steps. `target`: shares of the stage's blend."""
         due = [Fraction(0)] * len(target)
         given = [0] * len(target)
         start = 0
@@ -75,13 +76,14 @@ class Schedule:
 def make_schedule(
     kind: str, steps: int, start: Sequence[Fraction], *, samples: int, cycle: int, longest: int
 ) -> Schedule | None:
-    """Divide a stage into at most `steps` steps of whole cycles; None if it is too short for two.
+    """Divide a stage into at most `steps` steps of whole cycles. Return None if the stage is too
+    short for two steps.
 
     Args:
         samples: length of the stage.
-        cycle: samples of a cycle.
-        longest: cycles of the longest period of a source; a step has at least CYCLES_PER_STEP times
-            as many if that leaves MIN_STEPS steps.
+        cycle: number of samples of a cycle.
+        longest: number of cycles of the longest period of a source. A step has at least
+            CYCLES_PER_STEP times this number of cycles if that allows MIN_STEPS steps.
     """
     cycles = samples // cycle
     num_steps = min(steps, cycles, max(MIN_STEPS, cycles // (CYCLES_PER_STEP * longest)))
@@ -117,7 +119,7 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 def parse_schedule(record: object) -> Schedule:
     """Parse the result of `schedule_record`. Raises: KeyError, TypeError, ValueError,
-    ZeroDivisionError if the record is not of a schedule."""
+    ZeroDivisionError if the record is not that of a schedule."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
     return Schedule(
@@ -136,7 +138,7 @@ def _numerators(values: Sequence[Fraction]) -> list[int]:
 
 
 def _fractions(record: Sequence[object]) -> tuple[Fraction, ...]:
-    """Return the fractions of a result of `_numerators`."""
+    """Convert a result of `_numerators` back to fractions."""
     scale, *numerators = map(_parse_count, record)
     return tuple(Fraction(each, scale) for each in numerators)
 

@@ -17,11 +17,11 @@ from megablend.errors import PlanError
 
 
 def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
-    """Say which length to set so that a split has at least `samples` samples, in the unit that the
-    config uses.
+    """Return advice on the length to set so that a split has at least `samples` samples, in the
+    unit that the config uses.
 
     Args:
-        tokens: tokens of one epoch of all sources in the split.
+        tokens: number of tokens of one epoch of all sources in the split.
     """
     if split != "train":
         return f"set `{split}_samples: {samples}` or more"
@@ -34,8 +34,8 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
-    """Say which length to set so that a split has at most `samples` samples, as many as its caps
-    allow. The text ends with a comma; it is empty for 0 samples."""
+    """Return advice on the length to set so that a split has at most `samples` samples, as many as
+    its caps allow. The text ends with a comma; it is empty for 0 samples."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
@@ -61,12 +61,12 @@ _PRECISION = 50
 
 
 def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -> list[Fraction]:
-    """Return the weights' fractions of their sum, each to the power 1 / temperature, rounded to
+    """Divide the weights by their sum, and raise each to the power 1 / temperature, rounded to
     DIGITS digits.
 
     Args:
         weights: [num_sources], 0 or more, not all 0; 0 stays 0.
-        temperature: None for 1.
+        temperature: None stands for 1.
     """
     total = sum(weights)
     with localcontext(
@@ -102,7 +102,7 @@ class Shares(NamedTuple):
 
 
 def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
-    """Return the number of complete samples in `tokens` tokens: sample i takes tokens [i *
+    """Return the number of complete samples in `tokens` tokens: sample i has tokens [i *
     sequence_length, (i + 1) * sequence_length + extra)."""
     return max(0, int((Fraction(tokens) - extra) // sequence_length))
 
@@ -116,13 +116,14 @@ def cap_of(
     read: int = 0,
     most: int | None = None,
 ) -> int | None:
-    """Return the most samples that a source may give, by its max_epochs and max_tokens; None if it
-    has neither.
+    """Return the maximum number of samples that a source may give, by its max_epochs and
+    max_tokens; None if the source has neither.
 
     Args:
-        tokens: tokens of the source in the split, in one epoch.
-        read: tokens of the source that were read before, over all epochs.
-        most: tokens of its first max_epochs epochs; by default, all epochs have equally many.
+        tokens: number of tokens of the source in the split, in one epoch.
+        read: number of tokens of the source that were read before, over all epochs.
+        most: number of tokens in the source's first max_epochs epochs; by default, all epochs have
+            the same number of tokens.
     """
     caps = []
     if source.max_epochs is not None:
@@ -136,8 +137,8 @@ def cap_of(
 def find_most_tokens(
     sources: Sequence[Source], epochs: Epochs, before: Sequence[int] | None = None
 ) -> list[int | None]:
-    """Return the tokens of the first max_epochs epochs of each source; None for those without
-    max_epochs.
+    """Return the number of tokens in the first max_epochs epochs of each source; None for a source
+    without max_epochs.
 
     Args:
         before: [num_sources], positions of the sources; see `Epochs.find_position`.
@@ -164,8 +165,8 @@ def shares_of(
     amounts, and their sum is the length.
 
     Args:
-        tokens: tokens of each source in this split, including end-of-document tokens.
-        read: the tokens that were read of each source before; none by default.
+        tokens: number of tokens of each source in this split, including end-of-document tokens.
+        read: the tokens of each source that were read before; by default, none were read.
 
     Raises: PlanError if a source with a share has no tokens or less than one sample, or the
         split would have no samples, more than MAX_SAMPLES, or more than all caps together allow.
@@ -225,8 +226,8 @@ def _advise_tokens(config: Config, split: str) -> list[str]:
 def _list_values(
     config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]
 ) -> list[Fraction]:
-    """Return the sources' numbers, [num_sources]: relative weights, or amounts in samples or
-    tokens."""
+    """Return the numbers that the config gives for the sources, [num_sources]: relative weights, or
+    amounts in samples or tokens."""
     listed = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
     values = [
         Fraction(n) if value == SIZE else value for value, n in zip(listed, tokens, strict=True)
@@ -261,7 +262,8 @@ def _amounts_in_samples(
 
 
 def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> str:
-    """Say which amount gives a source at least one sample, of `needed` tokens."""
+    """Return advice on the amount that gives a source at least one sample, which has `needed`
+    tokens."""
     if unit == "tokens":
         return f"set `tokens: {needed}` or more for it, or `tokens: 0`"
     epochs = round_up((source.epochs or Fraction(0)) * needed / amount)
@@ -269,7 +271,8 @@ def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> 
 
 
 def _find_length(config: Config, split: str, tokens: int, extra: int) -> int | None:
-    """Return the number of samples of a split that the config sets; None if it sets none."""
+    """Return the number of samples of a split that the config sets; None if the config sets no
+    length."""
     if split != "train":
         samples: int | None = getattr(config, f"{split}_samples")
         return samples

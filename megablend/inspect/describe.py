@@ -61,7 +61,7 @@ def describe(
             mirror, such as 2TB (by default the size in the config).
         document_lengths: whether to count documents by length, if the index has a table of a
             source's documents.
-        storage: finds and reads files, instead of the config's storage.
+        storage: the storage that finds and reads files, instead of the config's storage.
 
     Returns: a RunDescription; a FilesDescription if the config's files are not indexed; a
         CacheDescription for a cache.
@@ -151,7 +151,8 @@ def _check_mirrors(
 
 
 def describe_cache(cache: CacheStore) -> CacheDescription:
-    """Describe the indexes and runs of a cache. Those that cannot be read have only a `problem`."""
+    """Describe the indexes and runs of a cache. Indexes and runs that cannot be read have only a
+    `problem`."""
     digests = list_snapshots(cache)
     if not digests:
         newest_snapshot(cache)  # raises the error for a cache without an index
@@ -163,7 +164,7 @@ def describe_cache(cache: CacheStore) -> CacheDescription:
 
 
 def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | DamagedIndex:
-    """Describe an index of a cache, or what is wrong with it."""
+    """Describe an index of a cache, or the reason why it cannot be read."""
     try:
         with translating(cache.location):
             return describe_index(open_snapshot(cache, digest))

@@ -1,4 +1,4 @@
-"""Describe a run: its index, its splits, what its loaders need, and what deserves a second look."""
+"""Describe a run: its index, its splits, the needs of its loaders, and warnings."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
-"""The number of samples for which read amplification is estimated: several shuffle windows, which
-take a few tenths of a second."""
+"""The number of samples for which read amplification is estimated. They are several shuffle
+windows, and the estimate takes a few tenths of a second."""
 _LONG_SECONDS = 0.5
-"""The seconds above which planning is not repeated to measure its time, since imports are a small
-part of it."""
+"""If planning took more than this number of seconds, it is not repeated to measure its time, since
+imports are then only a small part of the time."""
 
 
 def describe_planned(
@@ -63,7 +63,7 @@ def describe_planned(
     planning_seconds: float,
     document_lengths: bool,
 ) -> RunDescription:
-    """Describe a run as it is committed, or would be.
+    """Describe a run as it is committed, or as `build` would commit it.
 
     Args:
         num_nodes: number of nodes with mirrors whose transfers are estimated; None for no estimate.
@@ -163,7 +163,8 @@ def _describe_splits(
 def _with_estimates(
     described: RunDescription, config: Config, run: Run, loaders: Loaders
 ) -> RunDescription:
-    """Add to a description what the loaders read and need, and the warnings about that."""
+    """Add estimates to a description: what the loaders read, the memory they need, and warnings
+    about both."""
     sizes = asdict(loaders)
     skips = skips_of(run)
     memory, most_lanes = find_memory_need(run, skips, loaders)

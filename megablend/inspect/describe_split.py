@@ -136,7 +136,7 @@ def _describe_stage(run: Run, number: int, start: int, presence: Presence) -> St
 
 
 def _as_result(sample: np.int64) -> int | None:
-    """Return a sample number as descriptions contain it, which is None instead of NONE."""
+    """Convert a sample number for descriptions: NONE becomes None, other numbers become int."""
     return None if sample == NONE else int(sample)
 
 
@@ -175,7 +175,8 @@ def _describe_source(
 
     Args:
         samples, tokens_read: numbers of samples and tokens that the run reads of the source.
-        most_tokens: tokens of the epochs that the source's `max_epochs` allows; None without it.
+        most_tokens: number of tokens of the epochs that the source's `max_epochs` allows; None if
+            it has no `max_epochs`.
     """
     run = compiled.run
     source = compiled.sources[number]
@@ -211,8 +212,8 @@ def _describe_source(
 
 
 def _estimate_stored_bytes(run: Run) -> list[int]:
-    """Return the stored bytes of each source's blocks in this split, estimated from evenly spaced
-    blocks if it has many: [num_sources]."""
+    """Return the stored size of each source's blocks in this split, in bytes: [num_sources]. If a
+    source has many blocks, the size is estimated from evenly spaced blocks."""
     parts = run.data.parts
     ranges = list(zip(parts["first_block"].tolist(), parts["stop_block"].tolist(), strict=True))
     sampled = [
@@ -228,8 +229,9 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
 
 
 def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
-    """Count the documents of a source in the split by length: [0] of no token, [i] of 2^(i-1) to
-    2^i - 1 tokens. With more than COUNTED documents, the numbers are estimates.
+    """Count the documents of a source in the split by length: [0] of documents without tokens, [i]
+    of documents of 2^(i-1) to 2^i - 1 tokens. With more than COUNTED documents, the numbers are
+    estimates.
 
     Returns: None if the index has no table of the source's documents.
 

@@ -39,45 +39,47 @@ class SourceDescription(Record):
     blocks: int
     documents: int
     tokens: int
-    """Tokens of the source in this split, in one epoch."""
+    """Number of tokens of the source in this split, in one epoch."""
     requested_share: float
-    """Fraction of the samples that the config requests."""
+    """The fraction of the samples that the config requests for the source."""
     actual_share: float
-    """Fraction of the samples that the source has in the run."""
+    """The fraction of the run's samples that come from the source."""
     samples: int
-    """Number of samples that the source has in the run."""
+    """Number of the run's samples that come from the source."""
     epochs: float
     """The number of times that the source's tokens are read."""
     max_epochs: float | None
     """The limit on `epochs` that the config sets; None if it sets none."""
     tokens_left_in_epoch: int
-    """Tokens of the source's last epoch that the run does not reach."""
+    """Number of tokens of the source's last epoch that the run does not reach."""
     tokens_read: int
-    """Tokens that the run reads, over all epochs."""
+    """Number of the source's tokens that the run reads, over all epochs."""
     stored_bytes: int
-    """Size of the source's blocks in this split as they are stored; estimated from some of them if
-    there are many."""
+    """Stored size of the source's blocks in this split, in bytes. If there are many blocks, it is
+    estimated from a part of them."""
     max_tokens: int | None
     """The limit on `tokens_read` that the config sets; None if it sets none."""
     most_samples: int | None
-    """Number of samples that the source's limits allow; None if it has none."""
+    """Maximum number of samples that the source's limits allow; None if it has no limits."""
     first_sample: int | None
-    """Number of the source's first sample in the run; None if it has none."""
+    """Number of the source's first sample in the run; None if the source has no samples."""
     last_sample: int | None
-    """Number of the source's last sample in the run; None if it has none."""
+    """Number of the source's last sample in the run; None if the source has no samples."""
     epoch_ends: tuple[int, ...]
-    """For each of the first 32 epochs that end: the sample with which the source has given as many
-    samples as the epoch has. In the same cycle (lanes * shuffle_window samples), samples of the
-    epoch may come later, and samples of the next epoch earlier."""
+    """For each of the first 32 epochs that end, the number of the sample with which the source has
+    given as many samples as there are up to the end of the epoch. In the same cycle (lanes *
+    shuffle_window samples), samples of the epoch may come later, and samples of the next epoch
+    earlier."""
     worst_prefix_error: float
-    """Largest difference from the source's share, in samples, over the prefixes of each stage that
-    end in its first 65,536 samples."""
+    """Largest difference, in samples, between the source's samples and its share, over all prefixes
+    of each stage of up to 65,536 samples."""
     document_lengths: tuple[int, ...] | None = None
-    """Number of documents by length: [0] of no token, [i] of 2^(i-1) to 2^i - 1 tokens. None if it
-    was not requested, or the index has no table of the source's documents."""
+    """Number of documents by length: [0] of documents without tokens, [i] of documents of 2^(i-1)
+    to 2^i - 1 tokens. None if it was not requested, or the index has no table of the source's
+    documents."""
     withdrawn_tokens: int | None = None
-    """Tokens of begun epochs that are not read, because their files were withdrawn; None if there
-    are none."""
+    """Number of tokens of begun epochs that are not read because their files were withdrawn; None
+    if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -88,18 +90,18 @@ class StageSource(Record):
     share: float
     """The planned fraction of the stage's samples."""
     actual_share: float
-    """Fraction of the stage's samples that the source has."""
+    """The fraction of the stage's samples that come from the source."""
     samples: int
     tokens: int
-    """Tokens of the source that the stage reads."""
+    """Number of the source's tokens that the stage reads."""
     first_sample: int | None
     """Number of the source's first sample in the stage, counted from the start of the run; None if
-    it has none."""
+    the source has no samples in the stage."""
     last_sample: int | None
     """Number of the source's last sample in the stage, counted from the start of the run; None if
-    it has none."""
+    the source has no samples in the stage."""
     worst_prefix_error: float
-    """Largest difference from the source's share, in samples; see `SourceDescription`."""
+    """Largest difference between the source's samples and its share; see `SourceDescription`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -133,7 +135,7 @@ class SplitDescription(Record):
     steps: int | None = None
     """Number of micro steps of all ranks together, if `micro_batch_size` was given."""
     stages: tuple[StageDescription, ...] | None = None
-    """The split's stages; None if it has only one."""
+    """The split's stages; None if the split has only one stage."""
     sources_left_out: int | None = None
     """Number of sources that `select_sources` left out; None if it left out none."""
 
@@ -146,7 +148,7 @@ class IndexedSource(Record):
     format: str | None
     """Name of the format; None if an older release did not record it."""
     column: str | None
-    """Column that the config names; None if it names none."""
+    """Column that the config names; None if the config names no column."""
     column_taken: str | None
     """Column that the tokens are read from; None if the format has no columns."""
     skipped: tuple[str, ...]
@@ -162,7 +164,7 @@ class IndexedSource(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IndexDescription(Record):
-    """An index of a cache, or all indexes of a run together, with sums over its sources. A file
+    """An index of a cache, or all indexes of a run together, with sums over the sources. A file
     that several indexes contain unchanged counts once."""
 
     digest: str
@@ -195,7 +197,7 @@ class BadDocuments(Record):
     count: int
     """Number of documents."""
     first: tuple[str, ...]
-    """Path, place and reason of the first documents."""
+    """One text for each of the first documents: its path, its place in the file, and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -224,36 +226,38 @@ class RunDescription(Record):
     problems: tuple[str, ...]
     """Data files that are missing or changed, one line each."""
     warnings: tuple[str, ...]
-    """Properties of the plan that deserve a second look, one line each."""
+    """Properties of the plan that should be checked, one line each."""
     opening_seconds: float
     """Time to open train in this process, not counting imports and the loading of kernels."""
     full_share_stages: str | None = None
     """YAML of `stages` in which sources keep their shares until they reach their caps; None if
     `on_exhausted: redistribute` does not change any share."""
     read_amplification: float | None = None
-    """Bytes that loaders read for each byte that they use, if `micro_batch_size` was given."""
+    """Number of bytes that loaders read for each byte that they use, if `micro_batch_size` was
+    given."""
     transfer: Transfer | None = None
     """The requests to object stores with which the given loaders (by default one loader) read
     train; None if all files are local, or a file cannot be opened."""
     mirror: MirrorEstimate | None = None
-    """The estimated transfers of reading train through a mirror on each node, if `num_nodes` or
+    """The estimated transfers if train is read through a mirror on each node; set if `num_nodes` or
     `mirror_size` was given."""
     bad_documents: tuple[BadDocuments, ...] | None = None
     """Documents that the last build left out; None if there are none."""
     fitting_lanes: int | None = None
-    """The smallest number of lanes, not below the config's, that suits the loaders, if
+    """The smallest number of lanes that suits the loaders and is not below that of the config, if
     `micro_batch_size` was given."""
     memory_per_rank: int | None = None
-    """Bytes that the loaders of a rank need at least, if `micro_batch_size` was given."""
+    """Minimum memory of the loaders of a rank, in bytes, if `micro_batch_size` was given."""
     memory_limit_per_rank: int | None = None
-    """Bytes that `memory` allows the loaders of a rank, if `micro_batch_size` was given."""
+    """Memory that the config's `memory` allows the loaders of a rank, in bytes, if
+    `micro_batch_size` was given."""
     most_lanes: int | None = None
     """The largest number of lanes that suits the loaders and fits in `memory`; None also if the
     required memory does not depend on lanes."""
     fitting_unit: int | None = None
-    """A number that steps (micro batch x ranks) must divide, since the length or the masks of
-    samples can change only between steps, if `micro_batch_size` was given; None if they do not
-    change."""
+    """A number that the size of a step (micro batch x ranks) must divide, since the length or the
+    masks of samples can change only between steps. None if they do not change, or
+    `micro_batch_size` was not given."""
 
     def __str__(self) -> str:
         """Return the description as `print` shows it: problems and warnings, then a line for each
@@ -271,7 +275,7 @@ class RunDescription(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SourceFiles(Record):
-    """The files of a source that is not indexed yet, as listed."""
+    """The number and size of the files of a source that is not indexed yet."""
 
     name: str
     format: str | None
@@ -280,8 +284,8 @@ class SourceFiles(Record):
     bytes: int
     """Total size of the files."""
     share: dict[str, float | str] | None
-    """The share that the config requests, as a dict of its unit and the number (or `size`); None if
-    the config gives no share."""
+    """The share that the config requests, as a dict from the key in the config, such as `weight`,
+    to the number (or `size`); None if the config gives no share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -296,7 +300,7 @@ class FilesDescription(Record):
     committed: bool
     """Always False."""
     note: str
-    """The reason why the numbers of tokens are not known, and what to do."""
+    """The reason why token counts are not known, and what to do."""
     files: tuple[SourceFiles, ...]
     sources_left_out: int | None = None
     """Number of sources that `select_sources` left out; None if it left out none."""

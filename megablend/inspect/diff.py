@@ -1,5 +1,5 @@
-"""Find the sample from which two runs differ, and how they differ. Samples are located, not
-read."""
+"""Find the sample from which two runs differ, and how they differ. The locations of samples are
+compared, without reading data."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ class DiffResult(Record):
     samples: tuple[int, int]
     """Number of samples of each run."""
     agrees_up_to: int
-    """The sample at which the stages that both runs have end, or at which one of these was cut."""
+    """The sample at which the common stages of both runs end, or at which one of these stages was
+    cut."""
     differences: tuple[Difference, ...]
     parts_at: int | None
-    """The first sample that is not the same in both; None if one is the beginning of the other, or
-    samples were not compared."""
+    """The first sample that is not the same in both runs; None if one run is a prefix of the other,
+    or if samples were not compared."""
     is_by_samples: bool
-    """Whether samples were compared, which is not possible with a state, since it has only
+    """Whether samples were compared. This is not possible with a checkpoint's state, which has only
     digests."""
 
     def _has(self, field: Field[Any]) -> bool:
@@ -54,13 +55,13 @@ class DiffResult(Record):
 
 @translating("diff")
 def diff(a: str | Path, b: str | Path) -> DiffResult:
-    """Compare train of two runs.
+    """Compare the split train of two runs.
 
     Args:
         a, b: the path of a config (which is planned as `build` would plan it), or of a run's ledger
             or a checkpoint's state as JSON.
 
-    Raises: the errors of `open`; ConfigError if a file is something else, or the files of a config
+    Raises: the errors of `open`; ConfigError if a file is none of these, or the files of a config
         are not indexed.
     """
     first = _read(a)
@@ -84,7 +85,7 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
     """Return the first sample from `start` on that differs in source or tokens; None if one run is
-    the beginning of the other."""
+    a prefix of the other."""
     stop = min(a.num_samples, b.num_samples)
     if a.extra_token != b.extra_token:
         return start if start < stop else None
@@ -102,10 +103,10 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
 
 
 class _Pieces(NamedTuple):
-    """The pieces of some samples, in order, as columns: arrays of int64 [m]."""
+    """The pieces of several samples, in order, as columns: arrays of int64 [m]."""
 
     rows: Int64s
-    """The index of the piece's sample among the samples."""
+    """The index of the sample that the piece belongs to."""
     contents: Int64s
     """The number of the content of the piece's file; see `_number_contents`."""
     offsets: Int64s
@@ -117,8 +118,8 @@ class _Pieces(NamedTuple):
 
 
 class _Comparison:
-    """Compares samples of two runs: by position if a source's order is the same in both, otherwise
-    by the locations of their tokens."""
+    """A comparison of the samples of two runs. Samples are compared by position if the source's
+    order is the same in both runs, otherwise by the locations of their tokens."""
 
     def __init__(self, a: Run, b: Run) -> None:
         self._runs = a, b
@@ -126,18 +127,18 @@ class _Comparison:
         self._number_in_a = np.array(
             [numbers.get(source.name, -1) for source in b.sources], np.int32
         )
-        """The number in a of each source of b; -1 for a source that a does not have."""
+        """The number in run a of each source of run b; -1 for a source that run a does not have."""
         self._has_same_order = np.array(
             [_have_same_order(a, b, i, source.name) for i, source in enumerate(a.sources)], bool
         )
-        """Whether each source of a has the same order in b."""
+        """Whether each source of run a has the same order in run b."""
         ids: dict[tuple[str, int | None], int] = {}
         self._contents = [_number_contents(run, ids) for run in self._runs]
         """For each run, the number of the content of each of its files."""
 
     def first_difference(self, ks: Int64s) -> int | None:
-        """Return the first of the samples ks, int64 [n] ascending, that differs; None if they are
-        all the same."""
+        """Return the first sample of `ks`, int64 [n] ascending, that differs between the runs; None
+        if all are the same."""
         a, b = self._runs
         sources_a, ordinals_a = a.plan.locate_many(ks)
         sources_b, ordinals_b = b.plan.locate_many(ks)
@@ -174,8 +175,8 @@ class _Comparison:
 
 
 def _find_different_row(a: _Pieces, b: _Pieces) -> int | None:
-    """Return the first row, among the same rows of two runs, whose pieces differ; None if they are
-    all the same."""
+    """Return the first row whose pieces differ between two runs; None if the pieces of all rows are
+    the same."""
     num_common = min(len(a.rows), len(b.rows))
     differs = np.zeros(num_common, bool)
     for column_a, column_b in zip(a, b, strict=True):
@@ -190,8 +191,8 @@ def _find_different_row(a: _Pieces, b: _Pieces) -> int | None:
 
 
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
-    """Return whether the settings of two runs show that a source's samples are the same, ordinal by
-    ordinal. `source`: its number in a."""
+    """Return whether the settings of two runs show that the samples of a source are the same,
+    ordinal by ordinal. `source` is the number of the source in run a."""
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
     if other is None or _list_snapshots(a) != _list_snapshots(b):
         return False
@@ -210,12 +211,12 @@ def _list_snapshots(run: Run) -> list[str]:
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
-    """Return a number for each file of a run's index, int64 [num_files]; files that give the same
-    tokens have the same number.
+    """Return a number for each file of a run's index, int64 [num_files]; files with the same tokens
+    have the same number.
 
     Args:
-        ids: the numbers assigned so far, by content and end-of-document token; new ones are
-            added.
+        ids: the numbers assigned so far, by content and end-of-document token; new numbers are
+            added to it.
     """
     snapshot = run.store.snapshot
     numbers = np.empty(snapshot.num_files, np.int64)

@@ -1,5 +1,5 @@
-"""Write the order of a run to Parquet, for audits and for other loaders. Samples are located, not
-read."""
+"""Write the order of a run to Parquet, for audits and for other loaders. Samples are located,
+without reading their data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from megablend.system.atomic_write import flush_folder, replacing
 from megablend.system.failures import translating
 
 CHUNK = 1 << 14
-"""Number of samples of a row group, which are located and written at once."""
+"""Number of samples of a row group. They are located and written together."""
 UNKNOWN = -1
 """The number that stands for an unknown row."""
 _NAMES = pa.dictionary(pa.int32(), pa.string())
@@ -58,8 +58,8 @@ SCHEMA = pa.schema(
 `ordinal` is the sample's number within its source, over all epochs; `epoch` is the epoch of its
 first token. A piece is tokens [start, stop) of block number `block` of a file; the block begins at
 `byte_offset`. The numbers of tokens include end-of-document tokens that are added. `row` is the row
-of the file that has the piece's first token; null if the index has no table of documents (`order:
-document` creates one)."""
+of the file that contains the piece's first token; null if the index has no table of documents
+(`order: document` creates one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -96,7 +96,7 @@ def export(
         what: a config, or a cache's folder; `run` is needed with the latter. If the config has been
             edited since the build, the run's ledger applies.
         target: path of the file, which is replaced if it exists.
-        stop: by default the run's end.
+        stop: the sample after the last one; by default the run's end.
         progress: called with the number of samples written so far, and their total.
 
     Raises: the errors of `open_dataset`; ConfigError if samples are outside the run, or the target
@@ -142,7 +142,7 @@ def _write(
 
 
 def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
-    """Return a table of SCHEMA with the locations of samples ks, int64 [n], at least one."""
+    """Return a table of SCHEMA with the locations of samples `ks`, int64 [n]; n is at least 1."""
     snapshot = run.store.snapshot
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
@@ -199,8 +199,8 @@ def _describe(run: Run) -> dict[bytes, bytes]:
 
 
 def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
-    """Return the row of its file that has each span's first token, int64 [m]; UNKNOWN if there is
-    no table of the source's documents.
+    """Return, for each span, the row of the file that contains the span's first token: int64 [m];
+    UNKNOWN if there is no table of the source's documents.
 
     Args:
         sources: int32 [m], the source of each span.

@@ -18,18 +18,18 @@ class Figure(NamedTuple):
     digits: str = ","
     """Format specification of the number."""
     of_blends: bool = False
-    """Whether only blended splits have the figure: in others, no shares are requested, and the
-    sources follow one another."""
+    """Whether only blended splits have the figure. In other splits, no shares are requested, and
+    sources are read one after another."""
 
     def find(self, source: SourceDescription) -> float | None:
-        """Return the number; None if the source has none."""
+        """Return the number for a source, or None if the source has none."""
         number: float | None = (
             getattr(source, self.number) if isinstance(self.number, str) else self.number(source)
         )
         return number
 
     def write(self, source: SourceDescription) -> str:
-        """Return the number as text; empty if there is none."""
+        """Return the number for a source as text, which is empty if there is none."""
         number = self.find(source)
         return "" if number is None else format(number, self.digits)
 

@@ -1,5 +1,5 @@
 """Find the samples of a run that read a file, or one of its documents: the inverse of `show`. No
-data is read except, for a document, the blocks in which it begins and ends.
+data is read for a file; for a document, the blocks in which it begins and ends are read.
 
 `match_files` finds the requested files, `stored_tokens` finds the tokens of a source that belong to
 them, and `sample_pieces` finds the samples in which an epoch reads these tokens.
@@ -39,7 +39,7 @@ class FoundSample(Record):
     step: int | None
     """The step that reads the sample; None if it is skipped, or no `batch_size` was given."""
     counts_steps: bool
-    """Whether a `batch_size` was given, so that the dict has `step`."""
+    """Whether a `batch_size` was given, so that the record as a dict has the key `step`."""
 
     def _has(self, field: Field[Any]) -> bool:
         return self.counts_steps if field.name == "step" else field.name != "counts_steps"
@@ -53,10 +53,11 @@ class FoundFile(Record):
     source: str
     row: int | None
     tokens: int
-    """Tokens that the file (or row) has in the split."""
+    """Number of tokens that the file (or row) has in the split."""
     samples: tuple[FoundSample, ...]
     complete: bool
-    """Whether `samples` are all that have tokens of the file; False if `limit` left some out."""
+    """Whether `samples` contains all samples with tokens of the file; False if `limit` left some
+    out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -141,8 +142,9 @@ def find(
 
 
 def _group_by_source(run: Run, files: Sequence[int]) -> dict[tuple[str, int], list[int]]:
-    """Group numbers of files in the index by path and source of the split. Each group has a number
-    for every snapshot that has the file. Files that the split does not read are left out."""
+    """Group files, given by their numbers in the index, by path and by source of the split. Each
+    group has one number for every snapshot that has the file. Files that the split does not read
+    are left out."""
     names = run.data.index_names
     by_source: dict[tuple[str, int], list[int]] = {}
     for file in files:

@@ -47,8 +47,8 @@ def write_full_share_stages(compiled: Compiled) -> str | None:
 def _list_changes(
     sources: Sequence[Source], before: Sequence[Fraction], weights: Sequence[Fraction]
 ) -> list[str]:
-    """Return the key `sources` of a stage that leaves out the sources whose weight becomes 0; an
-    empty list if there are none."""
+    """Return the lines of the key `sources` of a stage, which leaves out the sources whose weight
+    becomes 0; an empty list if there are none."""
     left_out = [
         source for source, old, new in zip(sources, before, weights, strict=True) if old and not new
     ]

@@ -1,4 +1,4 @@
-"""Find the files of a run's index that match a path, or the end of one."""
+"""Find the files of a run's index that match a path, or the end of a path."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NAMED_FILES = 5
 
 
 def match_files(run: Run, file: str) -> list[int]:
-    """Return the numbers of the index's files that match a path, or the end of one: several if
-    sources share the file. A file that was renamed also matches its earlier paths.
+    """Return the numbers of the index's files that match a path, or the end of a path. There are
+    several if sources share the file. A file that was renamed also matches its earlier paths.
 
     Raises: ConfigError if no file matches, or if files with different paths match.
     """
@@ -73,7 +73,7 @@ def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:
 
 def _list_likely_paths(run: Run, spellings: Sequence[str]) -> Mapping[int, str]:
     """Return the paths of the token files whose names end with the file name of a spelling, by the
-    files' numbers. No others can match, and comparing names costs less than making paths."""
+    files' numbers. No other files can match, and comparing names costs less than making paths."""
     snapshot = run.store.snapshot
     # Extra columns list their files again
     has_tokens = snapshot.files.columns < len(snapshot.sources)
@@ -93,7 +93,7 @@ def _resolve_links(location: str) -> str:
 
 def _check_is_one_path(file: str, paths: Sequence[str], run: Run) -> None:
     """Check that `paths`, the paths that match `file`, are all the same. Raises: ConfigError if
-    they differ, or there are none."""
+    they differ, or if there are no paths."""
     distinct = sorted(set(paths))
     if not distinct:
         snapshot = run.store.snapshot

@@ -1,4 +1,4 @@
-"""Check the output file that a user names, which is refused if the run needs it."""
+"""Check the output file that a user names: a file that the run needs is refused."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def check_output(target: str | Path, session: Session) -> Path:
 
 
 def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
-    """Return the name of the source that has a file; None if none has it. Only files of the same
-    size, or of the same name without suffixes, are compared."""
+    """Return the name of the source that a file belongs to; None if there is none. The file is
+    compared only with files of the same size, or of the same name without suffixes."""
     stem = path.name.partition(".")[0]
     names = snapshot.file_names()
     likely = snapshot.files.sizes == path.stat().st_size

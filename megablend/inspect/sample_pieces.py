@@ -24,8 +24,8 @@ from megablend.run.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FoundPiece(Record):
-    """Tokens of a file that are stored consecutively and belong to one sample: tokens [first_token,
-    stop_token) of the sample, where appended tokens count."""
+    """Tokens of a file that are stored consecutively and belong to one sample. They are tokens
+    [first_token, stop_token) of the sample, counting appended tokens."""
 
     first_token: int
     stop_token: int
@@ -36,8 +36,8 @@ class FoundPiece(Record):
 
 
 class SamplePieces(NamedTuple):
-    """Pieces of the samples of one epoch as columns, arrays of int64 [n]: the fields of
-    `FoundPiece`, and the sample."""
+    """Pieces of the samples of one epoch as columns: the fields of `FoundPiece`, and the sample.
+    Each column is int64 [n]."""
 
     samples: Int64s
     first_tokens: Int64s
@@ -52,9 +52,11 @@ def iterate_samples(
     the order of their numbers. An epoch is examined when its first sample is needed.
 
     Args:
-        ranges: for each of the source's readings, the requested stored tokens; None for none.
+        ranges: for each of the source's readings, the requested stored tokens; None if no tokens
+            are requested.
 
-    Yields: a sample, the epoch in which it reads such tokens, and its pieces of them.
+    Yields: a sample, the epoch in which it reads requested tokens, and the pieces of the sample
+        with these tokens.
     """
     end = _find_end(run, source)
     for reading, stored in zip(run.locator.readings(source), ranges, strict=True):
@@ -75,7 +77,8 @@ def iterate_samples(
 
 
 def _find_end(run: Run, source: int) -> int:
-    """Return the position at which the source's last sample ends; 0 if it has none."""
+    """Return the position at which the source's last sample ends; 0 if the source has no
+    samples."""
     ranges = run.plan.list_tokens(source)
     if not ranges:
         return 0
@@ -103,8 +106,8 @@ def _find_pieces(
 def _cut_into_samples(
     run: Run, source: int, reading: Reading, placed: Placed, token_range: TokenRange
 ) -> SamplePieces:
-    """Cut placed tokens into pieces of the samples of `token_range` that have them; `offsets` are
-    still counted as `placed.stored`.
+    """Cut placed tokens into pieces, one for each sample of `token_range` that has some of them.
+    The column `offset` is still counted as `placed.stored` is.
 
     Sample j of the range has tokens [j * step, (j + 1) * step + extra), counted from the first
     token of sample 0: its extra tokens are also the first ones of the next sample.

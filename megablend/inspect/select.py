@@ -1,4 +1,4 @@
-"""Select and sort the sources of a description that are shown, such as the few that matter among
+"""Select and sort the sources that a description shows, such as the few important ones among
 thousands."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SORTS: dict[str, tuple[str, ...]] = {
     "samples": ("samples",),
     "epochs": ("epochs",),
 }
-"""The attributes by which each `sort` may sort; the first one that a source has is used. Names are
-in ascending, numbers in descending order."""
+"""For each value of `sort`, the attributes to sort by; the first attribute that a source has is
+used. Names are in ascending, numbers in descending order."""
 
 
 def select_sources(
@@ -31,7 +31,7 @@ def select_sources(
     match: str | None = None,
 ) -> FilesDescription | RunDescription:
     """Return a description with only the selected sources. Totals still cover all sources, and
-    `sources_left_out` is the number of sources that a list lacks.
+    `sources_left_out` is the number of sources that are missing from a list.
 
     Args:
         top: number of sources to keep in each list; None or 0 for all.
@@ -51,7 +51,8 @@ def select_sources(
         )
 
     def select(listed: Sequence[Any]) -> dict[str, Any]:
-        """Return the selected sources of a list, sorted, and the number of the others."""
+        """Return the selected sources of a list, sorted, and the number of sources that were left
+        out."""
         sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
         if sort is not None and sources:
             _sort(sources, SORTS[sort])
@@ -84,7 +85,7 @@ def _list_names(described: FilesDescription | RunDescription) -> list[str]:
 
 
 def _sort(sources: list[Any], names: Sequence[str]) -> None:
-    """Sort sources by the first of these attributes that they have."""
+    """Sort sources in place, by the first attribute of `names` that they have."""
     for name in names:
         if hasattr(sources[0], name):
             sources.sort(key=lambda source: getattr(source, name), reverse=name != "name")

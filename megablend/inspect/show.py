@@ -34,8 +34,8 @@ class Piece(Record):
     """Offset in the file at which the block begins."""
     first_token: int
     stop_token: int
-    """The piece is tokens [first_token, stop_token) of the block, where appended tokens count. In
-    the result of `find`, these fields count tokens of the sample instead."""
+    """The piece is tokens [first_token, stop_token) of the block, counting appended tokens. In the
+    result of `find`, these fields count tokens of the sample instead."""
     epoch: int
     texts: tuple[TextPlace, ...] = ()
     """The places of the documents that the tokens belong to, if the source is text."""
@@ -58,7 +58,7 @@ class SampleDescription(Record):
     another block; the first is 0."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
-    """Values of each extra column, one per token, by the column's name."""
+    """For each extra column, by name, one value per token."""
     appended: tuple[int, ...] = ()
     """Positions of the tokens that `append_eod` appended, which are not in any file."""
 
@@ -91,9 +91,9 @@ def show(
             been edited since the build, the run's ledger applies.
         run: name of a run of the cache, instead of the config's.
         cache: cache folder, instead of the config's `cache`.
-        storage: reads files, instead of the config's storage.
+        storage: the storage that reads files, instead of the config's storage.
 
-    Raises: the same errors as `open_dataset`; ConfigError if the sample is not one of the run's.
+    Raises: the same errors as `open_dataset`; ConfigError if the run does not have the sample.
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     sample = whole_number("sample", sample)

@@ -22,8 +22,8 @@ from megablend.run.run import Run
 def list_stored_ranges(
     run: Run, source: int, files: Sequence[int], row: int | None
 ) -> list[range | None]:
-    """Return the stored tokens of a file, or of one of its rows, in each of the source's readings;
-    None if the reading's snapshot does not have the file.
+    """Return the stored tokens of a file, or of one of its rows, as a range for each of the
+    source's readings; None if the reading's snapshot does not have the file.
 
     Args:
         files: the numbers of the file in the run's index, one for each snapshot that has it.
@@ -52,7 +52,8 @@ def find_stored_range(
     row: int | None,
     read: Callable[[int], DecodedBlock],
 ) -> range:
-    """Return the stored tokens of a file or of one of its rows; empty if none is in the split.
+    """Return the stored tokens of a file or of one of its rows as a range, which is empty if none
+    of them is in the split.
 
     Args:
         store, blocks, entry: all of one snapshot of the index.

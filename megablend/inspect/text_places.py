@@ -16,8 +16,8 @@ from megablend.text.token_names import TokenPath, group_by_folder, parse_path
 
 
 class TextPlaces:
-    """Finds the text documents that the blocks of a run's token files contain. Sources whose files
-    were given as tokens have none."""
+    """A finder of the text documents from which the blocks of a run's token files were made.
+    Sources whose files were given as tokens have no text documents."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -41,7 +41,7 @@ class TextPlaces:
     def list_documents(self, path: str, block: int, start: int, stop: int) -> tuple[TextPlace, ...]:
         """Return the documents that have tokens [start, stop) of a block of the run's index.
 
-        Positions count the tokens that `append_eod` adds.
+        The positions [start, stop) also count the tokens that `append_eod` adds.
 
         Args:
             path: the path of the block's file.
@@ -66,8 +66,8 @@ class TextPlaces:
         return tuple(locate_rows(path, rows, in_folder, storage, self._read_footer))
 
     def _find_file_of_block(self, block: int) -> tuple[BlockStore, FileEntry, int]:
-        """Return the blocks of the snapshot that has a block of the run's index, the block's file
-        in that snapshot, and the number of the block within the file."""
+        """Find the snapshot that has a block of the run's index. Returns the blocks of this
+        snapshot, the block's file in it, and the number of the block within the file."""
         snapshot = self._run.store.snapshot
         number = int(snapshot.file_of(np.array([block]))[0])
         store, number_in_store = locate_file(self._run, number)

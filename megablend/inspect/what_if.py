@@ -21,11 +21,11 @@ from megablend.run.open_store import open_block_store, open_stores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """A run of train as `build` would commit it, or as it is already committed."""
+    """A run of the split train as `build` would commit it, or as it is already committed."""
 
     compiled: Compiled
     committed: bool
-    """Whether the run's ledger has committed exactly this."""
+    """Whether the run's ledger has committed exactly this run."""
     note: str | None
     """The difference between the run and what is committed, and what to do; None if they agree."""
     comparison_seconds: float = 0.0
@@ -33,8 +33,8 @@ class Foreseen:
 
 
 def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
-    """Plan train as the config requests it, by the run's ledger if it has one. Nothing is
-    committed.
+    """Plan the split train as the config requests it. If the run has a ledger, the plan continues
+    it. Nothing is committed.
 
     Args:
         compares_files: whether to check that the newest index, if the run is planned on it, matches

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 
 def run_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """Run `work` in `count` threads, each with its number, and wait at most a minute for each."""
+    """Call `work` in `count` threads, with the number of the thread, and wait at most a minute for
+    each thread."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()

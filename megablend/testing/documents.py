@@ -1,4 +1,4 @@
-"""Documents that contract suites write to files, and functions that list what readers return."""
+"""Documents that contract suites write to files, and functions that read them back."""
 
 from __future__ import annotations
 

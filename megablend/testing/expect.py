@@ -18,10 +18,11 @@ def raises(error: type[Exception], call: Callable[..., object], *arguments: obje
 def expect_error(
     error: type[Exception], pattern: str, call: Callable[..., object], *arguments: object
 ) -> None:
-    """Require that a call raises an error of the given type whose message contains a match of a
-    regular expression.
+    """Check that a call raises an error of the given type, whose message contains a match of
+    `pattern`, a regular expression.
 
-    Raises: AssertionError if it does not; errors of other types are passed on.
+    Raises: AssertionError if no error is raised, or the message does not match; errors of other
+        types are passed on.
     """
     try:
         found = call(*arguments)

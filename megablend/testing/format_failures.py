@@ -23,7 +23,7 @@ from megablend.testing.format_files import FormatFiles
 
 
 class FormatFailures(FormatFiles):
-    """Tests that each kind of bad file raises the right error, which names the file."""
+    """The tests that each kind of invalid file raises the right error, which names the file."""
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """Indexing and opening fail if any file that belongs to the path is missing."""

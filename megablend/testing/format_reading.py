@@ -34,8 +34,8 @@ class FormatReading(FormatFiles):
     """Tests of indexing and reading valid files."""
 
     def test_documents_come_back(self, tmp_path: Path) -> None:
-        """Documents are read as they were written; so are files without documents, and documents
-        that span several blocks."""
+        """Documents are read as they were written. This includes files without documents, and
+        documents that span several blocks."""
         for name, documents in DOCUMENTS.items():
             path = tmp_path / f"{name}{self.suffix}"
             self.write(path, documents)
@@ -80,8 +80,8 @@ class FormatReading(FormatFiles):
         assert blocks["chunk"].max() < len(found.chunks)
 
     def test_counting_without_documents_gives_the_same_tokens(self, tmp_path: Path) -> None:
-        """An index without exact documents has the same tokens, and the same rows if they are
-        known."""
+        """An index that was made without counting documents has the same tokens, and the same rows
+        if they are known."""
         path = self.write_mixed(tmp_path)
         exact = self.index(path)
         quick = self.index(path, documents=False)
@@ -96,7 +96,8 @@ class FormatReading(FormatFiles):
         assert (ours[known] == theirs[known]).all()
 
     def test_an_index_is_deterministic_and_its_meta_survives_json(self, tmp_path: Path) -> None:
-        """Copies of a file have the same index."""
+        """Two copies of a file have the same index, and `meta` is unchanged after conversion to
+        JSON and back."""
         path = self.write_mixed(tmp_path)
         copy = tmp_path / "copy"
         copy.mkdir()
@@ -130,8 +131,8 @@ class FormatReading(FormatFiles):
             assert (joined.rows, joined.tokens) == (whole.rows, whole.tokens), count
 
     def test_blocks_come_in_any_order_and_more_than_once(self, tmp_path: Path) -> None:
-        """Fifty random blocks have the same pieces as when all blocks are read; a request for no
-        blocks returns none."""
+        """Fifty random blocks have the same pieces as when all blocks are read. A request for no
+        blocks returns no blocks."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)
@@ -173,7 +174,7 @@ class FormatReading(FormatFiles):
             assert not block.tokens.flags.writeable
 
     def test_bytes_come_from_the_storage_only(self, tmp_path: Path) -> None:
-        """The format opens no file itself: it reads the same from another storage, which has no
+        """The format opens no file itself: it reads the same data from a storage without
         descriptors."""
         path = self.write_mixed(tmp_path)
         moved = MovedStorage(make_storage())

@@ -27,8 +27,8 @@ class InterleavingContract:
     """The number of random stages per test."""
 
     def draw_stages(self, name: str) -> Iterator[tuple[random.Random, StageRequest]]:
-        """Yield pairs of a random generator and a stage: stages of one or several sources, some
-        without samples, at the start of a run or later."""
+        """Yield pairs of a random generator and a random stage. Stages have one or several sources,
+        some without samples, and are at the start of a run or later."""
         for number in range(self.examples):
             rng = random.Random(f"{name} {number}")
             size = rng.randrange(1, 7)
@@ -52,8 +52,8 @@ class InterleavingContract:
             )
 
     def test_totals_are_exact_and_every_ordinal_occurs_once(self) -> None:
-        """Each source has its exact total of samples, and its ordinals, counted from the start of
-        the stage, occur once each."""
+        """Each source has its exact total of samples, and each of its ordinals, counted from the
+        start of the stage, occurs once."""
         for _, stage in self.draw_stages("once"):
             plan = self.kind.plan(stage)
             assert (plan.num_samples, plan.num_sources) == (stage.num_samples, len(stage.totals))
@@ -63,7 +63,8 @@ class InterleavingContract:
                 assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total)), stage
 
     def test_one_many_and_any_sequence_of_samples_agree(self) -> None:
-        """A plan has no position, so earlier calls have no effect."""
+        """The result of a call does not depend on earlier calls, nor on the samples that are
+        located in the same call."""
         for rng, stage in self.draw_stages("many"):
             plan = self.kind.plan(stage)
             walk = [plan.locate(k) for k in range(plan.num_samples)]
@@ -124,7 +125,8 @@ class InterleavingContract:
                 assert found == np.flatnonzero(sources == source).tolist(), (stage, source)
 
     def test_samples_of_is_the_inverse(self) -> None:
-        """`samples_of` returns every located sample again, in any sequence."""
+        """`samples_of` returns each sample for the source and ordinal that `locate_many` gives, in
+        any sequence."""
         for rng, stage in self.draw_stages("inverse"):
             plan = self.kind.plan(stage)
             ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))

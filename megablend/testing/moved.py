@@ -10,12 +10,12 @@ from megablend.storage.find import Found, Match
 from megablend.storage.wrapper import WrapperStorage
 
 SCHEME = "moved:/"
-"""The text before a file's absolute path."""
+"""The text that is put before a file's absolute path to make its location."""
 
 
 class MovedStorage(WrapperStorage):
-    """Serves the file `/x` of `inner` as `moved://x`. It has no descriptors, so everything is read
-    by calls to the storage."""
+    """A storage that gives access to the file `/x` of another storage, `inner`, under the location
+    `moved://x`. It has no descriptors, so everything is read by calls to the storage."""
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""

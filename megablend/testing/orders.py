@@ -1,5 +1,5 @@
-"""The contract of every order: each token of each epoch exactly once,
-and reading can start at any token.
+"""The contract of every order: each epoch has each token exactly once, and reading can start at any
+token.
 
 class TestMyOrder(OrderContract):
     kind = OrderKind(MyOrder)
@@ -19,7 +19,7 @@ from megablend.order.base import Blocks, Order
 from megablend.order.registry import OrderKind
 
 Token = tuple[int, int, int]
-"""The epoch and the block of a token, and its number within the block."""
+"""A token, given as its epoch, its block, and its number within the block."""
 
 
 class ListedBlocks:
@@ -34,17 +34,17 @@ class ListedBlocks:
 
     @property
     def documents(self) -> Blocks:
-        """Return the documents, each as if it were a block."""
+        """Return the documents in the form of blocks: each document is one block."""
         return ListedBlocks(self._documents)
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return the number of tokens before each of `blocks`, both int64 [n]."""
+        """Return the number of tokens before each of `blocks`. Both are int64 [n]."""
         running: Int64s = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.listed)])
         return running[blocks]
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Return the number of tokens of each group, int64 [num_groups]; block b belongs to group b
-        // run % num_groups."""
+        """Return the number of tokens of each group of blocks, int64 [num_groups]. Block b belongs
+        to group b // run % num_groups."""
         totals = np.zeros(num_groups, np.int64)
         for block, size in enumerate(self.listed):
             totals[block // run % num_groups] += size
@@ -73,7 +73,7 @@ class OrderContract:
     examples = 30
     """The number of random sources per test."""
     max_memory_bytes = 1 << 20
-    """The limit for `memory_bytes` of an order over at most 40 blocks."""
+    """The maximum for `memory_bytes` of an order over at most 40 blocks."""
 
     def make(self, sizes: Sequence[int], key: int = 1) -> Order:
         """Return the order over blocks of these sizes."""
@@ -136,8 +136,8 @@ class OrderContract:
                         )
 
     def test_find_tokens_is_the_inverse(self) -> None:
-        """`find_tokens` gives the position in an epoch of every stored token of a range, each
-        once."""
+        """`find_tokens` returns the position in an epoch of every stored token of a range, and each
+        position once."""
         for rng, sizes in self.draw_sizes("inverse"):
             order = self.make(sizes)
             total = sum(sizes)

@@ -50,13 +50,13 @@ class StorageFiles:
     """The names of the test files. Leave out those that the storage's locations cannot have."""
 
     def write_files(self, folder: Path, files: Mapping[str, bytes]) -> str:
-        """Store files, which replace those of an earlier call.
+        """Store files. Files of an earlier call are replaced.
 
         Args:
-            folder: a temporary folder of the test; the same for each of its calls.
+            folder: a temporary folder of the test, the same in all calls of the test.
             files: contents by name, with `/` between folders.
 
-        Returns: the location that the names are relative to; the same for each call.
+        Returns: the location that the names are relative to, the same in all calls of the test.
         """
         raise NotImplementedError
 

@@ -22,7 +22,7 @@ IN_T = (
     "t/q?.bin",
     "t/+&#=;.bin",
 )
-"""Most of the names that `t/*.bin` matches."""
+"""Most of the names that the pattern `t/*.bin` matches."""
 PATTERNS: Mapping[str, Iterable[str]] = {
     "t/*.bin": (*IN_T, "t/'\"<>.bin", "t/empty.bin"),
     "t/a.bin": ["t/a.bin"],
@@ -49,7 +49,8 @@ class StorageFinding(StorageFiles):
     """Tests of `find`, `glob`, `is_folder`, `is_readable` and `stat`."""
 
     def test_patterns_match_as_on_a_local_disk(self, tmp_path: Path) -> None:
-        """Folders are not matched, nor hidden files by a pattern without a dot."""
+        """Each pattern finds the expected files. Folders are not found, and hidden files are not
+        found by a pattern without a dot."""
         if not self.lists_files:
             return
         root = self.write_all(tmp_path)
@@ -63,8 +64,8 @@ class StorageFinding(StorageFiles):
             assert len({match.real for match in found.files}) == len(expected), pattern
 
     def test_every_name_matches_itself(self, tmp_path: Path) -> None:
-        """An existing name matches itself, both as it is and with its wildcards escaped; a missing
-        one does not."""
+        """The name of an existing file matches the file, both as it is and with its wildcards
+        escaped. The name of a missing file matches nothing."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         for name in self.names:
@@ -87,8 +88,8 @@ class StorageFinding(StorageFiles):
             assert storage.is_folder(self.locate(root, "t/sub"))
 
     def test_stat_gives_size_and_a_stable_identity(self, tmp_path: Path) -> None:
-        """Size and identity are the same from another storage, a pickled one, one for checking, and
-        after a listing."""
+        """Size and identity of a file are the same from a second storage, a pickled copy, a storage
+        for checking, and after a listing."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         copy = pickle.loads(pickle.dumps(storage))
@@ -107,7 +108,8 @@ class StorageFinding(StorageFiles):
                 assert listed.stat(path) == storage.stat(path)
 
     def test_another_process_takes_over_what_is_known(self, tmp_path: Path) -> None:
-        """What a storage knows about files can be pickled and given to another storage."""
+        """The information that a storage has about files can be pickled, and given to another
+        storage."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         other = self.make_storage()

@@ -30,7 +30,8 @@ class StorageReading(StorageFiles):
     """The number of fetches in flight in each of four threads."""
 
     def test_limits_are_plausible(self, tmp_path: Path) -> None:
-        """The limit of gaps may be 0, and at least one read may be in flight."""
+        """The limits are valid: the maximum gap is 0 or more, and at least one read may be in
+        flight."""
         limits = self.make_storage().limits(self.locate(self.write_all(tmp_path), A_FILE))
         assert limits.max_gap_bytes >= 0
         assert limits.max_merged_bytes > 0
@@ -45,7 +46,8 @@ class StorageReading(StorageFiles):
             assert storage.read(self.locate(root, name), 0, len(expected)) == expected, name
 
     def test_a_read_gives_exactly_the_requested_bytes(self, tmp_path: Path) -> None:
-        """A read of any range returns exactly the requested bytes; an empty read returns none."""
+        """A read of any range returns exactly the requested bytes; an empty read returns no
+        bytes."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         for offset, size in draw_ranges(0, self.examples):
@@ -64,7 +66,7 @@ class StorageReading(StorageFiles):
         check_ranges(storage, path, [])
 
     def test_fetches_are_in_flight_at_the_same_time(self, tmp_path: Path) -> None:
-        """`max_reads` fetches and more can be in flight together, from several threads."""
+        """More fetches than `max_reads` can be started at the same time, from several threads."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         agrees: list[bool] = []
@@ -142,8 +144,8 @@ class StorageReading(StorageFiles):
 
 
 def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
-    """Return random ranges (offset, size) of the file. An empty range at the end and the whole file
-    are among the first."""
+    """Return random ranges (offset, size) of the test file. An empty range at the end and the whole
+    file are among the first ranges."""
     rng = random.Random(seed)
     size = len(WHOLE)
     fixed = [(size, 0), (0, size), (0, 0), (1, 4096), (4095, 2), (size - 1, 1)]
@@ -162,12 +164,13 @@ def as_arrays(ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
 
 
 def allocate(size: int) -> Bytes:
-    """Return memory that is not aligned."""
+    """Allocate memory whose address is not aligned."""
     return np.empty(size + 1, np.uint8)[1:]
 
 
 def list_ranges(data: Bytes, begins: Int64s, ranges: list[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of each range, given what a storage returned."""
+    """Return the bytes of each range, given the result of `read_ranges`: the data, and where each
+    range begins in it."""
     assert (data.dtype, begins.dtype) == (np.dtype(np.uint8), np.dtype(np.int64))
     assert len(begins) == len(ranges)
     return [
@@ -182,7 +185,7 @@ def slices(ranges: list[tuple[int, int]]) -> list[bytes]:
 
 
 def check_ranges(storage: Storage, path: str, ranges: list[tuple[int, int]]) -> None:
-    """Require that `read_ranges` and `fetch` return the expected bytes."""
+    """Check that `read_ranges` and `fetch` return the expected bytes."""
     offsets, sizes = as_arrays(ranges)
     assert list_ranges(*storage.read_ranges(path, offsets, sizes, allocate), ranges) == slices(
         ranges

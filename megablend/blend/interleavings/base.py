@@ -24,24 +24,24 @@ class StageRequest:
     gives each source exactly its total."""
 
     totals: Int64s
-    """Samples of each source, int64 [num_sources]; the sum is at least 1."""
+    """Number of samples of each source, int64 [num_sources]; the sum is at least 1."""
     first_sample: int = 0
-    """Number in the run of the stage's first sample; seeds the order, so that no stage repeats the
-    order of another."""
+    """Number of the stage's first sample in the run. It is also a seed of the order, so that no
+    stage repeats the order of another stage."""
     first_tokens: Int64s
     """The first token of each source's first sample of the stage, counted over all its epochs:
     int64 [num_sources]."""
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1
-    """Samples per lane in a cycle."""
+    """Number of samples of each lane in a cycle."""
     cycles: Int64s
     """The number of cycles that share each run of a source's ordinals, int64 [num_sources]."""
     epoch_tokens: Int64s | None = None
-    """Tokens per epoch of each source, int64 [num_sources]; None if runs of ordinals need not end
-    at epoch ends."""
+    """Number of tokens per epoch of each source, int64 [num_sources]; None if runs of ordinals need
+    not end at epoch ends."""
     sample_tokens: int = 1
-    """Tokens from one sample's start to the next one's."""
+    """Number of tokens from the start of one sample to the start of the next."""
 
     @property
     def num_samples(self) -> int:
@@ -66,8 +66,8 @@ class Plan(Protocol):
         ...
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
-        IndexError."""
+        """Return the sources and the ordinals of samples `ks`, [n], as int32 [n] and int64 [n].
+        Raises: IndexError."""
         ...
 
     def counts(self, n: int) -> Int64s:
@@ -76,9 +76,13 @@ class Plan(Protocol):
         ...
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Return the samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        """Return the numbers of the samples with these sources and ordinals; the inverse of
         `locate_many`.
 
+        Args:
+            sources, ordinals: int32 [n] and int64 [n].
+
+        Returns: int64 [n].
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
         ...
@@ -86,13 +90,13 @@ class Plan(Protocol):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """Return the first sample with one of a source's ordinals from `ordinal` on; None if the
-        plan has none or, if `before` is given, none below the sample `before`."""
+        """Return the first sample of a source whose ordinal is at least `ordinal`. None if there is
+        no such sample or, if `before` is given, none below sample `before`."""
         ...
 
     def nth_sample(self, source: int, n: int) -> int:
-        """Return the sample with which a source has given n samples, of any ordinals; n from 1 to
-        the source's samples."""
+        """Return the n-th sample of a source in the order of samples, whatever its ordinal; n is
+        from 1 to the source's number of samples."""
         ...
 
 
@@ -168,11 +172,11 @@ def check_tokens(
     """Check that the tokens of each source can be counted in 64 bits. Raises: PlanError.
 
     Args:
-        samples: [num_sources], samples of each source in a stage.
+        samples: [num_sources], number of samples of each source in a stage.
         first_tokens: [num_sources], first token of each source's first sample, counted over all
             epochs.
-        epoch_tokens: [num_sources], tokens per epoch of each source.
-        sample_tokens: tokens from one sample's start to the next one's.
+        epoch_tokens: [num_sources], number of tokens per epoch of each source.
+        sample_tokens: number of tokens from the start of one sample to the start of the next.
     """
     if sample_tokens < 1:
         raise PlanError(f"samples are {sample_tokens} tokens apart; expected at least 1")

@@ -45,8 +45,8 @@ class LaneSchedule(NamedTuple):
     """b, the number of slots."""
 
     def samples(self, positions: Int64s, shift: int) -> Int64s:
-        """Return the samples of the cycle at `positions`, int64 [n]: int64 [n]; the inverse of the
-        formula above."""
+        """Return the samples of the cycle that take `positions`: the inverse of the formula of
+        this class. Both are int64 [n]."""
         lanes = np.argsort(self.firsts % len(self.firsts))[positions % len(self.firsts)]
         turns = (positions - self.firsts[lanes]) // len(self.firsts)
         slots = (turns - shift) * pow(self.stride, -1, self.slots) % self.slots

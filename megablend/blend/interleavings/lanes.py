@@ -1,8 +1,8 @@
-"""Interleave samples evenly in lanes: sample number -> (source, ordinal) from totals, tree, cycles
-and lanes, without long arrays.
+"""Interleave samples evenly in lanes. The source and the ordinal of a sample are computed from its
+number by totals, tree, cycles and lanes, without long arrays.
 
-The tree gives C_d(n), how many of a stage's first n samples come from source d. The stage is
-divided into cycles of `lanes` * `window` samples; within a cycle megablend.kernels.blend.lanes
+The tree gives C_d(n), the number of samples of source d among a stage's first n samples. The stage
+is divided into cycles of `lanes` * `window` samples; within a cycle megablend.kernels.blend.lanes
 assigns positions to lanes. So `counts` equals C_d at the end of every cycle, within 2 samples of
 the share, and deviates by a few samples in between.
 
@@ -47,23 +47,24 @@ class Tree(NamedTuple):
     """Number of leaves below the heavier child of each inner node, in preorder: int32 [num_leaves];
     the last entry is unused."""
     left_samples: npt.NDArray[np.int64]
-    """Samples of these leaves: int64 [num_leaves]; the last entry is unused."""
+    """Number of samples of these leaves: int64 [num_leaves]; the last entry is unused."""
     sources: npt.NDArray[np.int32]
-    """The source of each leaf: int32 [num_leaves]. A leaf's index here is its rank."""
+    """The source of each leaf: int32 [num_leaves]. The index of a leaf in this array is its
+    rank."""
     samples: npt.NDArray[np.int64]
     """The total of each leaf, by rank: int64 [num_leaves]."""
 
     def counts(self, n: int) -> npt.NDArray[np.int64]:
-        """Return how many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n
-        <= sum of the totals."""
+        """Return the number of samples that each leaf has among the first n: int64 [num_leaves], in
+        order of rank; 0 <= n <= sum of the totals."""
         counts = np.empty(len(self.sources), np.int64)
         all_counts(self.left_leaves, self.left_samples, int(self.samples.sum()), n, counts)
         return counts
 
 
 def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
-    """Build the tree of a stage of D sources: totals int64 [D], not negative, at least one
-    positive, sum below 2^50. O(D log D)."""
+    """Build the tree of a stage with D sources in O(D log D). `totals`, int64 [D], are not
+    negative, at least one is positive, and their sum is below 2^50."""
     order = np.argsort(totals, kind="stable")
     order = order[totals[order] > 0]
     left_leaves = np.zeros(len(order), np.int32)
@@ -106,7 +107,7 @@ class LanePlan(LocatesMany):
         self._start = stage.first_sample
         self._cycle_samples = lanes * window
         self._dealt = self.num_samples // lanes * lanes
-        """Samples of the full cycles and of the short one; the tail comes after them."""
+        """Number of samples in the full cycles and the short cycle. The tail comes after them."""
         tree = self._tree = build_tree(stage.totals)
         self._leaf_tokens = stage.first_tokens[tree.sources]
         self._leaf_cycles = stage.cycles[tree.sources]
@@ -121,8 +122,8 @@ class LanePlan(LocatesMany):
         self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
-        IndexError."""
+        """Return the sources and the ordinals of samples `ks`, [n], as int32 [n] and int64 [n].
+        Raises: IndexError."""
         return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
 
     def counts(self, n: int) -> Int64s:
@@ -192,15 +193,15 @@ class LanePlan(LocatesMany):
         return ks
 
     def round_up(self, n: int) -> int:
-        """Return the first sample from n on at which a cycle begins; the stage's end beyond the
-        last full cycle."""
+        """Return the first sample at or after n at which a cycle begins. After the last full cycle,
+        return the stage's end."""
         full = self.num_samples - self.num_samples % self._cycle_samples
         rounded = -(-n // self._cycle_samples) * self._cycle_samples
         return rounded if rounded <= full else self.num_samples
 
     def find_tails(self, n: int) -> Tails:
-        """Return the rest of each source's period after the first n samples, which must be full
-        cycles."""
+        """Return the unread rest of each source's period after the first n samples, which must be
+        whole cycles."""
         tree = self._tree
         size = len(self._tree.sources)
         periods = np.zeros((1, size, PERIOD_FIELDS), np.int64)
@@ -245,7 +246,7 @@ class LanePlan(LocatesMany):
 
     @cached_property
     def _totals(self) -> Int64s:
-        """Samples of each source: int64 [num_sources]."""
+        """Number of samples of each source: int64 [num_sources]."""
         totals = np.zeros(self.num_sources, np.int64)
         totals[self._tree.sources] = self._tree.samples
         return totals
@@ -260,9 +261,9 @@ class LanePlan(LocatesMany):
         )
 
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Yield the samples, int64 [n], ascending, that a leaf has in each cycle of the period with
-        its ordinal `ordinal` that begins before sample `stop`; then the samples of the stage's tail
-        before `stop`, of any leaf."""
+        """Yield the samples of a leaf, int64 [n] ascending, in each cycle of the period that
+        contains its ordinal `ordinal`, as long as the cycle begins before sample `stop`. Then yield
+        the samples of the stage's tail before `stop`, those of all leaves."""
         tree = self._tree
         total = self.num_samples
         shape = tree.left_leaves, tree.left_samples
@@ -290,15 +291,15 @@ class LanePlan(LocatesMany):
         return low + np.sort(schedule.samples(positions, shift))
 
     def _cycle_of(self, rank: int, count: int) -> int:
-        """Return the cycle in which a leaf has given `count` samples; its samples in the stage's
-        tail count as part of the short cycle."""
+        """Return the cycle in which a leaf reaches `count` samples. Its samples in the stage's tail
+        count as part of the short cycle."""
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
         samples = int(tree.samples[rank])
         return int(call_least_multiple(*shape, samples, rank, count, self._cycle_samples)) - 1
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
-        """Return how many of the first n samples belong to leaves of lower ranks, and how many to
+        """Count the first n samples: return the number of samples of leaves of lower ranks, and of
         the leaf with this rank."""
         return call_leaf_counts(
             self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
@@ -310,8 +311,8 @@ class LanePlan(LocatesMany):
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
     def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
-        """Like `locate_many`, with `leaf_cycles` cycles that share each run of a leaf's
-        ordinals."""
+        """Locate samples as `locate_many` does, where `leaf_cycles` is the number of cycles that
+        share each run of a leaf's ordinals."""
         sources = np.empty(ks.shape, np.int32)
         ordinals = np.empty(ks.shape, np.int64)
         locate(

@@ -21,16 +21,18 @@ class InterleavingKind:
     """An interleaving, and the properties that other code depends on."""
 
     plan: Callable[[StageRequest], Plan]
-    """Makes the plan of a stage. Raises PlanError for a stage that it cannot arrange."""
+    """A function that makes the plan of a stage. It raises PlanError for a stage that it cannot
+    arrange."""
     has_lanes: bool = False
     """Whether sample k belongs to lane k % lanes, whose samples of a source are neighbours: a
     reader then keeps the blocks that its lanes are reading."""
     find_tails: Callable[[Any, int], Tails | None] | None = None
-    """Returns what a plan leaves of each source's period after its first n samples; None if nothing
-    is left, since each source's ordinals ascend. Not set for an interleaving whose stages cannot be
-    cut."""
+    """A function that returns the tails of a plan after its first n samples, or None if there are
+    no tails since each source's ordinals ascend. The field itself is None for an interleaving whose
+    stages cannot be cut."""
     round_up: Callable[[Any, int], int] = lambda plan, n: n
-    """Returns the smallest number of samples, at least n, after which a plan's stage can be cut."""
+    """A function that returns the smallest number of samples, at least n, after which a plan's
+    stage can be cut."""
 
 
 INTERLEAVINGS: dict[str, InterleavingKind] = {

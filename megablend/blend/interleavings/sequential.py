@@ -25,8 +25,8 @@ class SequentialPlan(LocatesMany):
         self.num_samples = int(self._offsets[-1])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Return the sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises
-        IndexError."""
+        """Return the sources and the ordinals of samples `ks`, [n], as int32 [n] and int64 [n].
+        Raises: IndexError."""
         numbers = sample_numbers(ks, self.num_samples)
         sources = np.searchsorted(self._offsets, numbers, side="right") - 1
         return sources.astype(np.int32), numbers - self._offsets[sources]
@@ -38,8 +38,8 @@ class SequentialPlan(LocatesMany):
         return reached[1:] - reached[:-1]
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Return the samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises
-        IndexError if there are none."""
+        """Return the numbers of the samples, int64 [n], with these sources and ordinals, int32 [n]
+        and int64 [n]. Raises IndexError if one does not exist."""
         sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
         ks: Int64s = self._offsets[sources] + ordinals
         return ks
@@ -53,6 +53,5 @@ class SequentialPlan(LocatesMany):
         return sample if sample < stop and (before is None or sample < before) else None
 
     def nth_sample(self, source: int, n: int) -> int:
-        """Return the sample with which a source has given n samples; n from 1 to the source's
-        samples."""
+        """Return the n-th sample of a source; n is from 1 to the source's number of samples."""
         return int(self._offsets[source]) + n - 1

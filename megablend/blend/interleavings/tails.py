@@ -1,10 +1,10 @@
-"""Tails: the ordinals that are left of the periods of sources when an amendment cuts a stage at the
-end of a cycle.
+"""Tails: the ordinals of sources' periods that have not been read when an amendment cuts a stage at
+the end of a cycle.
 
-After the cut, a source has *next* ordinals, which are counted on from the number of its ordinals
-that were read. The first of them, the tails, stand for the ordinals of the cut period that its
-lanes have not read, lane by lane; those beyond the period stand for themselves. So next ordinals
-stand for the ordinals that were not read, in ascending order.
+After the cut, the remaining samples of a source are counted by *next* ordinals, which begin at the
+number of ordinals that were read. The first next ordinals, the tails, stand for the ordinals of the
+cut period that lanes have not read, lane by lane. Those beyond the period stand for themselves. So
+next ordinals stand for the ordinals that were not read, in ascending order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tails:
     """The parts of the cut periods; see megablend.kernels.blend.tails."""
 
     def resolve(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Return the ordinals that next ordinals, int64 [n], stand for: int64 [n]."""
+        """Return the ordinals that the given next ordinals stand for. Both are int64 [n]."""
         rows = np.flatnonzero((ordinals >= self.read[sources]) & (ordinals < self.stop[sources]))
         resolved: Int64s = ordinals.copy()
         if not len(rows):
@@ -55,9 +55,11 @@ class Tails:
         return resolved
 
     def find_next(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the next ordinals that stand for `ordinals`, int64 [n], or, if an ordinal was
-        read, for the first one after it that was not: int64 [n]; and whether each ordinal was not
-        read: bool [n]."""
+        """Find the next ordinals that stand for `ordinals`, int64 [n]; the inverse of `resolve`.
+
+        Returns: the next ordinal that stands for each ordinal, or, if the ordinal was read, for the
+            first unread ordinal after it, int64 [n]; and whether each ordinal is unread, bool [n].
+        """
         next_ordinals = np.maximum(ordinals, self.read[sources])
         left = ordinals >= self.stop[sources]
         rows = np.flatnonzero((ordinals >= self.first[sources]) & ~left)

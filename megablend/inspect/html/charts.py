@@ -1,5 +1,5 @@
-"""Charts of a run. Each has a wide drawing and a narrow one, so that text keeps its size on small
-screens."""
+"""Charts of a run. Each chart has a wide drawing and a narrow one, so that text keeps its size on
+small screens."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Chart:
     text: str
     """A description of what the chart shows."""
     draw: Callable[..., None]
-    """A function of `drawings` that still takes matplotlib's axes, and `narrow`, which says whether
-    they are narrow."""
+    """A function of `drawings` whose remaining parameters are matplotlib's axes, and `narrow`:
+    whether the axes are narrow."""
     rows: int | None
     """Number of rows of a chart of sources; None for other charts, which have a legend."""
 
@@ -58,7 +58,7 @@ class Chart:
         """Return the drawing as an `<svg>` element, with names for screen readers.
 
         Args:
-            key: the beginning of the element's ids; unique in the page.
+            key: a prefix of the ids in the element, unique in the page.
         """
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ def require_matplotlib() -> None:
 
 
 def list_charts(split: SplitDescription) -> list[Chart]:
-    """Return the charts of a split; none if it has no samples."""
+    """Return the charts of a split; an empty list if the split has no samples."""
     sources = sorted(
         (each for each in split.sources if each.samples), key=lambda each: -each.tokens_read
     )[:DRAWN]

@@ -28,8 +28,8 @@ TALL = 40
 def draw_shares(
     split: SplitDescription, sources: Sequence[SourceDescription], axes: Any, *, narrow: bool
 ) -> None:
-    """Draw shares of the samples, stage by stage: those of the largest sources, and that of all
-    others together."""
+    """Draw the shares of the samples, stage by stage: one for each of the largest sources, and one
+    for all other sources together."""
     if split.stages is None:
         edges = [0, split.samples]
         parts = [{each.name: each.actual_share for each in split.sources}]
@@ -145,7 +145,7 @@ def _draw_bars(
 
 
 def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
-    """Draw a mark at each place, a pair of x and row."""
+    """Draw a mark at each place, which is a pair (x, row)."""
     rows = [row for _, row in places]
     axes.vlines(
         [x for x, _ in places],
@@ -157,7 +157,8 @@ def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
 
 
 def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
-    """Name the rows of a chart by its sources, and place the numbers."""
+    """Label the rows of a chart with the names of its sources, and place the numbers of the x
+    axis."""
     axes.set_yticks(range(len(sources)), [_shorten(each.name, narrow) for each in sources])
     axes.set_ylim(len(sources) - 0.5, -0.5)
     axes.tick_params(axis="y", left=False)

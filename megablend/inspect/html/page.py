@@ -1,8 +1,8 @@
 """Make the page: facts, warnings, charts of each split, and tables of all sources that can be
 searched and sorted.
 
-Everything is in the file: the page's own policy forbids all requests. Without JavaScript the tables
-are complete, but cannot be searched.
+The file contains everything that the page needs; the page's content security policy forbids all
+requests. Without JavaScript, the tables are complete but cannot be searched.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def write_html(described: RunDescription, path: str | Path) -> None:
     is replaced atomically.
 
     Args:
-        described: the result of `megablend.describe`; with its `document_lengths=True`, the
-            distribution of lengths is drawn.
+        described: the result of `megablend.describe`. If this was called with
+            `document_lengths=True`, the distribution of lengths is drawn.
 
     Raises: ConfigError if matplotlib is not installed, or the path is a folder; CacheError if the
         file cannot be written.
@@ -87,7 +87,7 @@ def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) 
 
 
 def _hash_of(script: str) -> str:
-    """Return the hash by which the page's policy allows a script."""
+    """Return the hash of a script, by which the page's content security policy allows it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
