@@ -1,2 +1,2 @@
-"""Datasets that are wanted on a machine, whichever jobs run: revisions, wants, and what is held for
-them. Imported only if they are used."""
+"""Datasets that are kept on a machine at a user's request, whichever jobs run: their revisions, the
+requests (wants), and the data that are held for them. Imported only if there are datasets."""

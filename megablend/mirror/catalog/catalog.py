@@ -1,5 +1,6 @@
-"""The catalog: the datasets, revisions and wants. It is a database and manifests in the mirror's
-folder; in a cluster with etcd, a copy of the catalog in etcd (`shared`).
+"""The catalog of a mirror: its datasets, their revisions, and wants, which are requests to hold a
+dataset. The catalog consists of a database and manifests in the mirror's folder. In a cluster with
+etcd, it is a copy of the catalog in etcd (see the module `shared`).
 
 datasets.db                  revisions and wants, by name
 manifests/<32 hex>.zlib      the files of a revision
@@ -28,16 +29,17 @@ from megablend.system.log import LOG
 
 LATEST = "latest"
 EVERY = 3600.0
-"""Seconds after which a source is listed again, unless a revision sets another number."""
+"""The default number of seconds after which a source is listed again."""
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
 _MAX_MANIFEST_BYTES = 256 << 20
-"""The maximum size of the manifests that are kept in memory, unless a single one is larger."""
+"""The maximum total size of the manifests that are kept in memory. A single larger manifest is also
+kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """A revision of a dataset."""
+    """A revision of a dataset: the files that its sources had when they were listed."""
 
     dataset: str
     digest: str
@@ -51,18 +53,20 @@ class Revision:
     every: float = EVERY
     """Seconds until the source is listed again; 0 if it is never listed again."""
     is_plain: bool = False
-    """Whether `sources` are the patterns that were listed. Otherwise they name something else, such as
-    a file of URLs, and the files are requested one by one when the source is listed again."""
+    """Whether `sources` are the patterns that were listed. If not, they are the user's names for
+    them, such as the path of a file of URLs, and listing the source again requests the files one by
+    one."""
     is_found: bool = False
     """Whether the revision was found by listing the source again, not by `add`."""
 
     @property
     def name(self) -> str:
-        """The name of the revision in the catalog."""
+        """The name of the revision in the catalog: `dataset@digest`."""
         return f"{self.dataset}@{self.digest}"
 
     def may_have(self, location: str) -> bool:
-        """Return whether the sources may have a file at a location."""
+        """Return whether the revision may contain a file with this location, judging by the sources
+        alone."""
         roots = (find_root([source]) for source in self.sources)
         return not self.is_plain or any(has_prefix(location, root) for root in roots)
 
@@ -76,7 +80,7 @@ class Want:
 
     dataset: str
     revision: str
-    """A digest, or LATEST."""
+    """The digest of a revision, or LATEST."""
     is_whole: bool = False
     """Whether each node holds the whole revision, not only its share."""
     is_pinned: bool = False
@@ -95,7 +99,7 @@ class Want:
 
     @property
     def name(self) -> str:
-        """The name of the want in the catalog."""
+        """The name of the want in the catalog: `dataset@digest` or `dataset@latest`."""
         return f"{self.dataset}@{self.revision}"
 
     @property
@@ -114,24 +118,24 @@ Entry = TypeVar("Entry", Revision, Want)
 
 
 class Listed(NamedTuple):
-    """The last time at which this node listed a dataset's source, and the result."""
+    """The result of this node's last listing of a dataset's source."""
 
     at: float
-    """The time, in seconds of the machine's clock."""
+    """The time of the listing, in seconds of the machine's clock."""
     trouble: str
-    """Why the catalog was not changed, if the listing failed; empty otherwise."""
+    """Why the listing failed and the catalog was not changed; empty if the listing succeeded."""
 
 
 def pack_entry(entry: Revision | Want) -> bytes:
-    """Encode a revision or a want as JSON, without the fields that have their default values."""
+    """Serialize a revision or a want as JSON. Fields with default values are left out."""
     defaults = {each.name: each.default for each in fields(entry)}
     values = {name: each for name, each in asdict(entry).items() if each != defaults[name]}
     return json.dumps(values).encode()
 
 
 def unpack_entry(kind: type[Entry], data: bytes) -> Entry:
-    """Decode an entry that `pack_entry` encoded, without the fields that a later version has added.
-    Raises: ValueError, TypeError."""
+    """Parse an entry that `pack_entry` serialized. Unknown fields, which a later version may have
+    added, are ignored. Raises: ValueError or TypeError if the entry is not valid."""
     names = {field.name for field in fields(kind)}
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -142,12 +146,13 @@ def unpack_entry(kind: type[Entry], data: bytes) -> Entry:
 
 
 class Catalog:
-    """The catalog of a mirror. One thread changes it; other threads may read `revisions` and
-    `wants`, which are replaced, never changed in place. Methods raise DataError if the disk fails.
+    """The catalog of a mirror. Only one thread may change it. Other threads may read `revisions`
+    and `wants`, since these dicts are replaced, never changed in place. Methods raise DataError if
+    the disk fails.
 
     Args:
         folder: the mirror's folder.
-        own: in a cluster with etcd, this node's name.
+        own: the name of this node in a cluster with etcd; otherwise empty.
     """
 
     def __init__(self, folder: MirrorFolder, own: str = "") -> None:
@@ -170,14 +175,15 @@ class Catalog:
         self._recent_lock = threading.Lock()
 
     def date(self, revision: Revision) -> Revision:
-        """Return the revision, dated later than the dataset's others even if the clock was set
-        back."""
+        """Return a copy of a new revision whose date is later than those of the dataset's other
+        revisions, even if the clock was set back."""
         others = [each.added for each in self.list_revisions(revision.dataset)]
         return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
 
     def date_want(self, want: Want) -> Want:
-        """Return the want with the date of the earlier want of the same revision; a new want is
-        dated after all others, even if the clocks of nodes differ."""
+        """Return a copy of a want with the right date. If the same revision is already wanted, this
+        is the date of the earlier want. Otherwise it is later than the dates of all other wants,
+        even if the clocks of nodes differ."""
         earlier = self.wants.get(want.name)
         if earlier is not None:
             return replace(want, since=earlier.since)
@@ -203,7 +209,7 @@ class Catalog:
         self.revisions = {**self.revisions, revision.name: revision}
 
     def put_want(self, want: Want) -> None:
-        """Store a want, which replaces an earlier one of the same revision."""
+        """Store a want. It replaces an earlier want of the same revision."""
         self._database.put("want", {want.name: pack_entry(want)})
         self.wants = {**self.wants, want.name: want}
 
@@ -213,7 +219,8 @@ class Catalog:
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
-        """Store the result of listing a dataset's source, and delete those of removed datasets."""
+        """Store the result of listing a dataset's source. Results for datasets that were removed
+        are deleted."""
         datasets = {each.dataset for each in self.revisions.values()}
         removed = self.listed.keys() - datasets
         # Before the database is changed, so that memory has it even if the disk fails
@@ -233,15 +240,15 @@ class Catalog:
 
     @property
     def own_wants(self) -> list[Want]:
-        """The wants of which this node must hold a part."""
+        """The wants that this node must help to hold."""
         return [each for each in self.wants.values() if not each.nodes or self.own in each.nodes]
 
     def list_lacking(self) -> list[Revision]:
-        """List the revisions whose manifests this node lacks."""
+        """Return the revisions whose manifests are missing on this node."""
         return [each for each in self.revisions.values() if not self._path(each.digest).exists()]
 
     def read_manifest(self, digest: str) -> bytes:
-        """Return the stored manifest of a revision; empty if this node lacks it."""
+        """Return the compressed manifest of a revision; b"" if it is missing on this node."""
         path = self._path(digest)
         try:
             return path.read_bytes()
@@ -251,8 +258,8 @@ class Catalog:
             raise disk_error(path, error) from error
 
     def get_seen(self) -> tuple[str, int]:
-        """Return the name of the catalog in etcd that this one copies, and the number of changes
-        that the catalog in etcd had had when it was last copied."""
+        """Return the name of the catalog in etcd that was last copied to this node, and its number
+        of changes at that time."""
         name, number = parse_json(self._database.get("shared", "seen") or b'["", 0]')
         return str(name), int(number)
 
@@ -266,7 +273,8 @@ class Catalog:
         return sorted(found, key=lambda each: (each.added, each.digest))
 
     def find_dataset(self, dataset: str) -> list[Revision]:
-        """List the revisions of a dataset, the latest last. Raises: ConfigError if it has none."""
+        """Return the revisions of a dataset, the latest last. Raises: ConfigError if there is no
+        such dataset."""
         revisions = self.list_revisions(dataset)
         if revisions:
             return revisions
@@ -278,8 +286,9 @@ class Catalog:
         )
 
     def find(self, target: str) -> tuple[str, Revision | None]:
-        """Return the dataset and the revision (None for the latest) that NAME, NAME@latest or
-        NAME@REVISION means. Raises: ConfigError if there is no such revision, or several."""
+        """Find the dataset and the revision that a user names as NAME, NAME@latest or
+        NAME@REVISION. Returns: the name of the dataset; its revision, or None for the latest one.
+        Raises: ConfigError if no revision, or more than one, begins with REVISION."""
         dataset, _, digits = target.partition("@")
         known = self.find_dataset(dataset)
         if digits in ("", LATEST):
@@ -312,7 +321,8 @@ class Catalog:
         return manifest
 
     def read_known_files(self, digest: str) -> Manifest:
-        """Return the files of a revision; none, with a warning, if its manifest cannot be read."""
+        """Return the files of a revision. If its manifest cannot be read, log a warning and return
+        an empty manifest."""
         try:
             return self.read_files(digest)
         except DataError as error:
@@ -320,10 +330,13 @@ class Catalog:
             return NO_FILES
 
     def find_state(self, location: str) -> SourceState | None:
-        """Return the state of a file in the latest revision of a dataset that has it, as checked
-        when that revision was listed here or came from another node. If only an earlier, wanted
-        revision has the file, that time is 0, since the source may have another version by now. May
-        be called in any thread."""
+        """Return the last known state of a file, according to the manifests; None if it is unknown.
+
+        The state comes from a dataset's latest revision that contains the file. It counts as
+        checked when that revision was listed here or came from another node. If only an earlier,
+        wanted revision contains the file, the time of the check is 0, since the source may have
+        another version by now. May be called in any thread.
+        """
         if not find_scheme(location):
             return None  # etags of opened files of a file system are longer than those of a listing
         latest: dict[str, Revision] = {}
@@ -348,8 +361,8 @@ class Catalog:
         return None
 
     def _find_file(self, revision: Revision, location: str) -> DataFile | None:
-        """Return a file of a revision; None if the revision does not have it. None also if its
-        manifest is damaged or missing, which is reported where the manifest is needed."""
+        """Return the file of a revision with this location; None if there is no such file. None
+        also if the manifest is damaged or missing, which is reported elsewhere."""
         try:
             return self.read_files(revision.digest).find_location(location)
         except (DataError, OSError):

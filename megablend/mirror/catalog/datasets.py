@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _PLAN_SECONDS = 10.0
-"""The maximum time to wait for a plan of what to hold; plans are made once the nodes have met."""
+"""The maximum number of seconds to wait for a plan of what to hold, which is made once the nodes
+have met."""
 
 
 class Datasets:
-    """The datasets of a mirror. Each verb, that is each subcommand, is a method that returns a JSON
-    object for the user, and raises ConfigError if the request cannot be met.
+    """The datasets of a mirror. Each subcommand of `megablend datasets` (a verb) is carried out by
+    a method, which returns a JSON object and raises ConfigError if the request is not valid.
 
     Args:
-        engine: fetches pages.
+        engine: fetches the pages of datasets.
         source: reads the sources of datasets.
-        catalog: the revisions and wants.
+        catalog: contains the revisions and wants.
         holding: holds wanted revisions.
         nodes: the nodes of a cluster with etcd, which share the catalog; None without one.
     """
@@ -97,8 +98,8 @@ class Datasets:
         needs: Needs,
         nodes: Cluster | None = None,
     ) -> Datasets:
-        """Open the datasets of a mirror, which from then on keeps wanted revisions. Raises:
-        DataError if the catalog cannot be read.
+        """Open the datasets of a mirror. From then on the mirror keeps the pages of wanted
+        revisions. Raises: DataError if the catalog cannot be read.
 
         Args:
             nodes: the nodes among which wanted revisions are divided; None without other nodes.
@@ -116,7 +117,8 @@ class Datasets:
         await asyncio.gather(*(each.run() for each in parts if each is not None))
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a command: a verb with its arguments. Raises: the same errors as the verb."""
+        """Carry out a request, which contains a verb and its arguments, and return the result.
+        Raises: the same errors as the method of the verb."""
         verb = self._verbs.get(request.pop("verb", ""))
         if verb is None or not _accepts(verb, request):
             raise ConfigError(
@@ -143,7 +145,8 @@ class Datasets:
         return asdict(revision) | {"is_new": revision.name not in known}
 
     async def _put_listed(self, revision: Revision, earlier: Revision | None) -> None:
-        """Put a revision into the catalog: see `listings.Put`."""
+        """Put a revision into the catalog. If `earlier` is given, do so only if that is still the
+        dataset's latest revision."""
 
         def is_due() -> bool:
             # The earlier revision may have been removed, or replaced, in the meantime
@@ -153,8 +156,9 @@ class Datasets:
         await self._change([revision], is_due=is_due)
 
     async def _is_held(self, revision: Revision) -> bool:
-        """Return whether a dataset's latest revision is held where it is wanted, as far as possible
-        without user action; False if unknown, because etcd or too many nodes are unreachable."""
+        """Return whether a dataset's latest revision is held on all nodes where it is wanted,
+        except what cannot be held without user action. Returns False if etcd or too many nodes are
+        unreachable."""
         with contextlib.suppress(asyncio.TimeoutError, ResourceError):
             await asyncio.wait_for(self.holding.wait_for(lambda: True), _PLAN_SECONDS)
             for state in self.holding.states:
@@ -171,7 +175,8 @@ class Datasets:
         deletes: Sequence[Want] = (),
         is_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Change the catalog of all nodes that share it, unless `is_due` returns False."""
+        """Add and delete entries of the catalog, on all nodes that share it. Nothing is changed if
+        `is_due` returns False."""
         if self.shared is not None:
             await self.shared.change(puts, deletes, is_due)
         elif is_due():
@@ -193,7 +198,7 @@ class Datasets:
         nodes: Sequence[str] = (),
         copies: int = 0,
     ) -> dict[str, Any]:
-        """Request a dataset: see `Want`."""
+        """Add a want of a dataset. The arguments are described in `Want`."""
         dataset, revision = self.catalog.find(target)
         latest = self.catalog.find_dataset(dataset)[-1]
         if pin and revision is None:
@@ -222,13 +227,14 @@ class Datasets:
         return {"want": want.target}
 
     async def unwant(self, target: str) -> dict[str, Any]:
-        """Remove a want."""
+        """Remove the want of a target from the catalog."""
         want = self._find_want(target)
         await self._change(deletes=[want])
         return {"want": want.target}
 
     async def pin(self, target: str) -> dict[str, Any]:
-        """Pin a revision, whether it is wanted already or not."""
+        """Pin a revision, so that it is never evicted. A revision that is not wanted becomes
+        wanted."""
         _, revision = self.catalog.find(target)
         if revision is None or revision.name not in self.catalog.wants:
             return await self.want(target, pin=True)
@@ -237,7 +243,7 @@ class Datasets:
         return await self._put_want(want)
 
     async def unpin(self, target: str) -> dict[str, Any]:
-        """Unpin a revision, which remains wanted."""
+        """Unpin a revision. It remains wanted."""
         return await self._put_want(replace(self._find_want(target), is_pinned=False))
 
     def _find_want(self, target: str) -> Want:
@@ -272,7 +278,8 @@ class Datasets:
         return reported | self.listings.describe()
 
     async def get_status(self) -> dict[str, Any]:
-        """Return how much of each wanted revision is held, on this node and on all nodes."""
+        """Return how many bytes of each wanted revision are held and missing, on this node and on
+        all nodes."""
         status: dict[str, Any] = {
             "capacity": await self._engine.call(self._engine.store.find_capacity),
             "trouble": self.holding.trouble,
@@ -290,9 +297,9 @@ class Datasets:
         return status
 
     async def wait(self, target: str) -> dict[str, Any]:
-        """Wait until a want is held by all nodes that must hold it. Raises: ResourceError if there
-        is no room, or user action is needed before anything can be fetched; DataError if files no
-        longer exist; ConfigError if the nodes cannot work together."""
+        """Wait until all nodes hold their parts of a want. Raises: ResourceError if there is no
+        room, or nothing can be fetched without user action; DataError if files no longer exist;
+        ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
         if self._nodes is not None:
             # While too few nodes are connected, the waits below continue
@@ -337,13 +344,14 @@ class Datasets:
         return state.as_json()
 
     def _find_state(self, want: Want) -> State | None:
-        """Return the state of the latest revision that is held for a want; None if there is none."""
+        """Return the state of the latest revision that must be held for a want; None before the
+        want is planned."""
         states = [each for each in self.holding.states if each.goal.want.name == want.name]
         return _find_latest(states) if states else None
 
     async def make_folder(self, target: str) -> dict[str, Any]:
-        """Make the folder of a revision; if none is given, of the latest complete one. Raises:
-        ResourceError if some of its bytes are missing."""
+        """Make the folder of a revision, or of the latest complete one if `target` names only a
+        dataset. Raises: ResourceError if some bytes of the revision are missing."""
         dataset, revision = self.catalog.find(target)
         states = [
             state
@@ -375,9 +383,9 @@ class Datasets:
         return {"dataset": dataset, "revision": chosen.digest, "path": str(path)}
 
     async def find_files(self, target: str) -> tuple[Revision, Manifest]:
-        """Return the revision of a target, and its files sorted by path; if `target` names none,
-        this is the last revision whose wanted part this node holds. Raises: ConfigError if there is
-        no such revision; DataError if its manifest is damaged."""
+        """Return the revision that `target` names, and its files sorted by path. If `target` names
+        only a dataset, this is the last revision whose wanted part is held on this node. Raises:
+        ConfigError if there is no such revision; DataError if its manifest is damaged."""
         dataset, revision = self.catalog.find(target)
         if revision is None:
             wanted = [each for each in self.holding.states if each.goal.want.revision == LATEST]
@@ -391,13 +399,13 @@ class Datasets:
         return await asyncio.to_thread(self.catalog.read_files, revision.digest)
 
     def _count_missing(self, files: Sequence[DataFile]) -> list[int]:
-        """Return how many bytes of each file are not held."""
+        """Return the number of bytes of each file that are not held."""
         find_missing = self._engine.store.missing
         keys = [file.key for file in files]
         return [count_bytes(find_missing(key, pages_of_file(key.size)), key.size) for key in keys]
 
     async def verify(self, target: str) -> dict[str, Any]:
-        """Compare the held bytes of a dataset, or of one revision, with their checksums."""
+        """Compare the held pages of a dataset, or of one revision, with their checksums."""
         dataset, revision = self.catalog.find(target)
         paths = dict[FileKey, str]()
         for each in self.catalog.find_dataset(dataset) if revision is None else [revision]:
@@ -414,8 +422,8 @@ class Datasets:
         return {"bytes": num_bytes, "wrong": sorted(wrong)}
 
     async def collect(self) -> dict[str, Any]:
-        """Delete unwanted revisions, except each dataset's latest one, and the files that no other
-        revision has."""
+        """Delete unwanted revisions except the latest one of each dataset, and files that belong to
+        no other revision."""
         await self.holding.wait_for(lambda: True)
         revisions = self.catalog.revisions
         kept = {state.goal.revision.name for state in self.holding.states} | {*self.catalog.wants}
@@ -428,7 +436,7 @@ class Datasets:
         return await self._engine.call(self._forget, old)
 
     async def remove(self, dataset: str) -> dict[str, Any]:
-        """Delete a dataset, and the files that no other dataset has."""
+        """Delete a dataset, and files that belong to no other dataset."""
         revisions = self.catalog.find_dataset(dataset)
         wants = [each for each in self.catalog.wants.values() if each.dataset == dataset]
         for want in wants:
@@ -444,8 +452,9 @@ class Datasets:
         return deleted
 
     def _forget(self, revisions: Sequence[Revision]) -> dict[str, Any]:
-        """Delete revisions, and the files that no other revision has. Called in the store's thread.
-        Returns: the revisions, and the number of files and bytes that were deleted."""
+        """Delete revisions, and files that belong to no other revision. Called in the store's
+        thread. Returns: a JSON object with the revisions and the numbers of deleted files and
+        bytes."""
         others = [each for each in self.catalog.revisions.values() if each not in revisions]
         read = self.catalog.read_known_files
         kept = Kept((make_share(read(each.digest)), WANTED) for each in others)
@@ -464,18 +473,19 @@ class Datasets:
         return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 
     def remove_all(self) -> None:
-        """Delete all folders and the catalog, but no pages. Called in the store's thread."""
+        """Delete the folders of all revisions, and the catalog. Pages are not deleted. Called in
+        the store's thread."""
         self.holding.folders.remove_all()
         self.catalog.remove()
 
 
 def _find_latest(states: Sequence[State]) -> State:
-    """Return the state of the latest revision: states are sorted by importance."""
+    """Return the state of the latest revision among states, which are not sorted by age."""
     return max(states, key=lambda each: (each.goal.revision.added, each.goal.revision.digest))
 
 
 def _accepts(verb: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a verb can be called with these arguments."""
+    """Return whether the method of a verb accepts these arguments."""
     try:
         inspect.signature(verb).bind(**arguments)
     except TypeError:

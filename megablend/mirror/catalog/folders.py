@@ -1,11 +1,11 @@
-"""Complete revisions as folders, for programs that map files:
+"""Makes folders with the files of complete revisions, for programs that map files into memory:
 
     folders/<dataset>/<revision>/<path>
 
 Files of 64 KiB and more are hard links to the mirror's copies. The mirror never makes holes in such
 copies, even after the folder is removed: it deletes them as a whole, so that programs that have
-mapped them keep their bytes. Smaller files are written again, since the mirror's copies of them end
-with its own footer.
+mapped them keep their bytes. Smaller files are copied, since the mirror's own copies of them end
+with a footer.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Folders:
         self._path = store.folder.path / "folders"
 
     def find(self, revision: Revision) -> Path:
-        """Return the path of a revision's folder, which need not exist."""
+        """Return the path of a revision's folder, whether it exists or not."""
         return self._path / revision.dataset / revision.digest
 
     def make(self, revision: Revision, files: Sequence[DataFile]) -> None:
-        """Put files of a revision into its folder. Raises: ResourceError if one is not held."""
+        """Put files of a revision into its folder. Raises: ResourceError if a file is not held."""
         folder = self.find(revision)
         try:
             for file in files:
@@ -63,7 +63,8 @@ class Folders:
                 self._store.folder.open_to_group(place)
 
     def _is_made(self, path: Path, key: FileKey) -> bool:
-        """Return whether a file is in its folder. A power failure may have cut off a small one."""
+        """Return whether a file is completely in its folder. A power failure may have truncated a
+        small file."""
         if not path.exists():
             return False
         if key.size < SMALL_BYTES:
@@ -88,8 +89,9 @@ class Folders:
         return True
 
     def remove(self, revision: Revision, files: Sequence[DataFile]) -> None:
-        """Remove a revision's files, which the mirror keeps, and its folder unless others have put
-        files into it. If `files` is empty, since the manifest is damaged, all files are removed."""
+        """Remove a revision's files from its folder, and the folder itself unless users have put
+        other files into it. The mirror keeps its copies. If `files` is empty because the manifest
+        is damaged, all files are removed."""
         folder = self.find(revision)
         try:
             for parent, _, names in os.walk(folder):
@@ -109,7 +111,7 @@ class Folders:
             raise disk_error(folder, error) from error
 
     def remove_all(self) -> None:
-        """Delete all folders."""
+        """Delete the folders of all revisions."""
         if self._path.exists():
             shutil.rmtree(self._path)
 

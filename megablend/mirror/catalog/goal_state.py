@@ -1,4 +1,5 @@
-"""The state of a goal: how much of it is held, and why the rest is not.
+"""The state of a goal, which is a revision that a node must hold: how many of its bytes are held,
+and why the others are missing.
 
 Goals are fetched in rounds. The problems that a round finds replace those of earlier rounds, so
 that no problem is reported for longer than it exists.
@@ -27,34 +28,35 @@ from megablend.mirror.node.engine import AwayError
 from megablend.system.log import LOG
 
 STUCK_SECONDS = 60.0
-"""The time without progress after which a wait ends if user action is needed."""
+"""Seconds without progress after which a wait ends if user action is needed."""
 _OF_PERSONS = (ConfigError, RefusedFileError, UnsupportedFileError)
-"""Errors that last until the user changes something."""
+"""The types of errors that last until the user changes something."""
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """The state of a goal."""
+    """The state of a goal on this node."""
 
     goal: Goal
     share: Share
     needed: int
-    """The number of bytes of the share."""
+    """The number of bytes that this node must hold: its share of the revision."""
     missing: int
     """The number of bytes of the share that are not held."""
     short: int = 0
-    """The number of bytes of room that the share lacks; 0 if it fits."""
+    """The number of bytes by which the share is too large for the mirror; 0 if it fits."""
     trouble: str = ""
-    """Why bytes are missing; "" if no reason is known."""
+    """Why bytes are missing, as a text; "" if no reason is known."""
     is_stuck: bool = False
-    """Whether the trouble requires user action."""
+    """Whether the problem in `trouble` requires user action."""
     is_noted: bool = False
-    """Whether the trouble was found in the present round, not in an earlier one."""
+    """Whether the problem in `trouble` was found in the present round of fetching."""
     gone: dict[str, type[DataError]] = field(default_factory=dict)
-    """The type of error for each file that was deleted or replaced since its listing, by
+    """The files that were deleted or replaced since they were listed: the type of error by
     location."""
     error: Exception | None = None
-    """A permanent error: a file was deleted or replaced, or the manifest is damaged."""
+    """A permanent error, because a file was deleted or replaced or the manifest is damaged; None
+    otherwise."""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -62,7 +64,8 @@ class State:
         return self.goal.want.name, self.goal.revision.digest
 
     def keep_trouble(self, earlier: State) -> None:
-        """Copy the trouble of an earlier state of the same goal, until the next round ends."""
+        """Copy the problem from an earlier state of the same goal. It is kept until the next round
+        ends."""
         if earlier.share:
             self.trouble = earlier.trouble
             self.is_stuck = earlier.is_stuck
@@ -89,7 +92,8 @@ class State:
         self.is_noted = True
 
     def end_round(self) -> None:
-        """Forget the trouble if it was not found again in the round that ends now."""
+        """Record that a round has ended. Forget the problem if it was not found again in this
+        round."""
         # Without a manifest nothing is fetched: the next plan finds out whether it has come
         if not self.is_noted and self.error is None and self.share:
             self.trouble = ""
@@ -97,7 +101,8 @@ class State:
         self.is_noted = False
 
     def _explain(self) -> DataError:
-        """Return the error for a goal whose files were deleted or replaced since their listing."""
+        """Return the error for a goal with files that were deleted or replaced since they were
+        listed."""
         path, kind = min(self.gone.items())
         happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
         others = len(self.gone) - 1
@@ -126,8 +131,8 @@ class State:
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return a text cut to about `letters` characters: a longer text is cut after a word, and ends
-    with an ellipsis."""
+    """Return a text of about `letters` characters at most. A longer text is cut after a word, and
+    an ellipsis is added."""
     if len(text) <= letters:
         return text
     begin = text[:letters]
@@ -136,21 +141,21 @@ def shorten(text: str, letters: int) -> str:
 
 
 class Patience:
-    """Decides when a wait for a want ends: if nothing was fetched for STUCK_SECONDS because user
-    action is needed."""
+    """Decides when a wait for a want has to end, because nothing was fetched for STUCK_SECONDS and
+    user action is needed."""
 
     def __init__(self) -> None:
         self._missing = -1
         self._since = 0.0
         self.obstacle = ""
-        """Why the wait has ended; "" while it continues."""
+        """The problem because of which the wait has ended; "" while it continues."""
 
     def look(self, missing: int, obstacle: str) -> str:
-        """Return why the wait ends now; "" if it continues.
+        """Return the problem because of which the wait ends; "" if it continues.
 
         Args:
-            missing: the number of bytes that are missing now.
-            obstacle: the problem that requires user action at present; "" if there is none.
+            missing: the present number of missing bytes.
+            obstacle: the present problem that requires user action; "" if there is none.
         """
         if not obstacle or missing != self._missing:
             self._missing = missing

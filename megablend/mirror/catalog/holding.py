@@ -1,7 +1,8 @@
-"""Fetches and keeps the datasets that are wanted, in the node process.
+"""Fetches and keeps wanted datasets, in the node process.
 
-The work depends on revisions, wants, held pages and the room in the mirror. Nothing else is stored:
-a new plan is made after each change, and every 30 seconds.
+A plan determines which pages must be held. It depends only on the revisions, the wants, the held
+pages and the room in the mirror, and is not stored: a new plan is made after each change, and every
+30 seconds.
 """
 
 from __future__ import annotations
@@ -41,30 +42,32 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _PERIOD_SECONDS = 30.0
-"""The maximum time between two plans, and for a round of fetching: a request to a source may be
-repeated for ten minutes before it fails."""
+"""The maximum number of seconds between two plans, and for a round of fetching. Rounds are limited
+since a request to a source may be repeated for ten minutes before it fails."""
 _FAULT_SECONDS = 10.0
-"""The time for which requests to a source may fail before this is reported."""
+"""Seconds for which requests to a source may fail before the problem is reported."""
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _NUM_FETCHERS = 16
 _MAX_REVISIONS = 4
-"""The number of a dataset's last revisions that are considered, if its latest one is wanted, in
-addition to those that are held already."""
+"""If the latest revision of a dataset is wanted, its last four revisions are considered, in
+addition to revisions that are held already."""
 FILES_AT_A_TIME = 256
-"""The number of files that are processed in one call in the store's thread: other calls wait."""
+"""The maximum number of files that are processed in one call in the store's thread, since other
+calls have to wait."""
 _COUNTED_AT_A_TIME = 4096
-"""The same number for counting held pages: it is larger, since most counts are in memory."""
+"""Like FILES_AT_A_TIME, for counting held pages. It is larger, since most counts are in memory."""
 
 
 class Holding:
-    """Holds wanted revisions.
+    """Keeps wanted revisions on this node: plans which pages must be held, and fetches missing
+    ones.
 
     Args:
-        engine: fetches pages.
-        needs: the needs of jobs, which come first.
-        catalog: the revisions and wants.
+        engine: fetches missing pages.
+        needs: the pages that jobs will read, which have priority.
+        catalog: contains the revisions and wants.
         nodes: the nodes among which wanted revisions are divided; None without other nodes.
     """
 
@@ -79,16 +82,17 @@ class Holding:
         self.states: list[State] = []
         self.trouble = "not checked yet"
         self._shares: dict[tuple[object, ...], Share] = {}
-        """The last shares that were computed, by `_share_key`."""
+        """The shares that were computed last, by the result of `_share_key`."""
         self._num_views = 0
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()
         self._num_changes = 0
         self._num_planned = -1
-        """The number of changes that the last plan took into account; -1 before the first plan."""
+        """The number of changes that had happened when the last plan was made; -1 before the first
+        plan."""
 
     def count(self) -> dict[str, int]:
-        """Return how many bytes this node must hold, how many are missing, and how many do not
+        """Return the numbers of bytes that this node must hold, that are missing, and that do not
         fit."""
         return {
             "bytes": sum(each.needed for each in self.states),
@@ -97,8 +101,8 @@ class Holding:
         }
 
     def keep_all(self) -> None:
-        """Keep all pages of wanted revisions, until this node's share of them is known. Called in
-        the store's thread."""
+        """Keep all held pages of wanted revisions until this node's share of each is known. Called
+        in the store's thread."""
         read = self.catalog.read_known_files
         kept = []
         for want, revisions in self._list_candidates():
@@ -109,23 +113,25 @@ class Holding:
         self.engine.store.set_kept(Kept(kept))
 
     def change(self) -> None:
-        """Make a new plan, because revisions, wants or held pages have changed."""
+        """Request a new plan, because revisions, wants or held pages have changed."""
         self._num_changes += 1
         self._changed.set()
 
     def change_nodes(self) -> None:
-        """Make a new plan, because the nodes have changed, and with them this node's share."""
+        """Request a new plan, because the nodes of the cluster and therefore this node's shares
+        have changed."""
         self._num_views += 1
         self.change()
 
     async def wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until all previous changes are planned and `is_met` returns True."""
+        """Wait until a plan has taken all previous changes into account, and `is_met` returns
+        True."""
         num_changes = self._num_changes
         async with self._news:
             await self._news.wait_for(lambda: self._num_planned >= num_changes and is_met())
 
     async def run(self) -> None:
-        """Hold wanted revisions, until cancelled."""
+        """Plan and fetch wanted revisions, until cancelled."""
         while True:
             self._changed.clear()
             num_changes = self._num_changes
@@ -154,9 +160,9 @@ class Holding:
             self._news.notify_all()
 
     def _list_candidates(self, *, all_earlier: bool = False) -> list[tuple[Want, list[Revision]]]:
-        """List this node's wants, each with the revisions that may have to be held for it, the
-        latest last. Revisions before the last _MAX_REVISIONS are included only if they are held at
-        present, or if `all_earlier` is set."""
+        """Return this node's wants, each with the revisions that may have to be held for it, the
+        latest last. Revisions before the last _MAX_REVISIONS are included only if they are planned
+        already, or if `all_earlier` is set."""
         held = {state.name for state in self.states}
         candidates = []
         for want in self.catalog.own_wants:
@@ -175,8 +181,8 @@ class Holding:
         return self.folders.find(revision).is_dir()
 
     async def _plan(self) -> None:
-        """Determine which pages must be held, and tell the store to keep them. Raises: the errors
-        of `Cluster.meet`; DataError."""
+        """Determine which pages must be held, and make the store keep them. Raises: the errors of
+        `Cluster.meet`; DataError."""
         call = self.engine.call
         for want in self.catalog.wants.values():
             if want.is_past:
@@ -213,7 +219,8 @@ class Holding:
     def _find_short(
         self, goals: Sequence[Goal], states: Sequence[State], capacity: int
     ) -> list[int]:
-        """Return how many bytes of room each goal lacks: see `find_short`."""
+        """Return the number of bytes by which each goal is too large: see
+        `reconcile.find_short`."""
         wanted = Kept((state.share, WANTED) for state in states)
         needed = sum(
             count_pages(pages) * PAGE_BYTES
@@ -268,12 +275,12 @@ class Holding:
         return share
 
     def _share_key(self, want: Want, revision: Revision) -> tuple[object, ...]:
-        """Return everything that a share depends on."""
+        """Return a cache key of a share: everything that the share depends on."""
         return (revision.digest, want.is_whole, want.nodes, want.copies, self._num_views)
 
     def _count_missing(self, share: Share, begin: int) -> int:
-        """Return how many bytes are missing of some files of a share, from the file `begin` on.
-        Called in the store's thread."""
+        """Return the number of missing bytes of the files of a share from index `begin` on, at most
+        _COUNTED_AT_A_TIME files. Called in the store's thread."""
         stop = min(begin + _COUNTED_AT_A_TIME, len(share))
         held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_absent = held == 0
@@ -289,23 +296,25 @@ class Holding:
         return self.engine.store.missing_of(digest, size, share.pages_of(index))
 
     def _remove_folders(self) -> None:
-        """Remove the folders of revisions that need not be held. Called in the store's thread."""
+        """Remove the folders of revisions that need not be held any longer. Called in the store's
+        thread."""
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self.catalog.revisions.items():
             if name not in held and self._has_folder(revision):
                 self.folders.remove(revision, self.catalog.read_known_files(revision.digest))
 
     async def _fetch(self) -> bool:
-        """Fetch the missing pages for which there is room, in a round of at most _PERIOD_SECONDS.
-        Returns: whether to make a new plan at once, because pages were fetched, are being fetched,
-        or turned out to be held already."""
+        """Fetch missing pages for which there is room, in a round of at most _PERIOD_SECONDS.
+        Returns: True if a new plan should be made at once, because pages were fetched, are being
+        fetched, or turned out to be held already."""
         # Without a manifest it is not known what to fetch
         in_trouble = {state for state in self.states if state.missing and not state.share}
         parts = self._list_missing(in_trouble)
         turn = asyncio.Lock()  # a generator cannot be advanced by two fetchers at a time
         failed: dict[FileKey | State, Exception] = {}
         coming: dict[int, tuple[_Part, float]] = {}
-        """The part that each fetcher is waiting for, and since when."""
+        """The part that each fetcher is waiting for, and the time since when, by the fetcher's
+        number."""
         num_done = 0
 
         async def fetch(number: int) -> None:
@@ -366,8 +375,8 @@ class Holding:
         return num_done > 0 or bool(pending) or has_come
 
     async def _get(self, part: _Part) -> None:
-        """Copy pages from the twin of their file if it has all, or fetch them. Raises: see
-        `obtain`."""
+        """Fetch the pages of a part, or copy them from the file's twin if that has all of them.
+        Raises: the errors of `Engine.obtain`."""
         key = part.key
         pages = part.pages
         if part.twin is not None:
@@ -379,10 +388,10 @@ class Holding:
         await self.engine.obtain(PageWant(key, pages))
 
     async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:
-        """Yield the missing portions for which there is room, the most important ones first. Goals
-        in `in_trouble`, which callers may extend, get one portion at a time, between all portions
-        of other goals: their files may be many, or on a source that does not respond. Goals without
-        a manifest are skipped, and added to `in_trouble`. Raises: DataError."""
+        """Yield the missing portions of goals that fit, the most important goals first. Goals in
+        `in_trouble`, to which callers may add goals whose fetches fail, yield one portion at a
+        time, in turn with the others. Goals without a manifest are skipped, and added to
+        `in_trouble`. Raises: DataError."""
         waiting = deque(
             (state, self._list_missing_of(state, in_trouble))
             for state in self.states
@@ -417,8 +426,8 @@ class Holding:
                     yield _Part(state, file.key, pages, twin)
 
     def _list_portions(self, share: Share, begin: int) -> dict[int, list[Pages]]:
-        """Return the missing portions of some files of a share, from the file `begin` on, by index
-        of the file. Called in the store's thread."""
+        """Return the missing portions of files of a share, by index of the file: at most
+        FILES_AT_A_TIME files from index `begin` on. Called in the store's thread."""
         stop = min(begin + FILES_AT_A_TIME, len(share))
         held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_incomplete = held < -(-share.sizes[begin:stop] // PAGE_BYTES)
@@ -428,8 +437,8 @@ class Holding:
         }
 
     def _read_earlier(self, revision: Revision) -> list[Manifest]:
-        """Return the manifests of the revisions before the latest one of a dataset, the last one
-        first; none if `revision` is not the latest one."""
+        """Return the manifests of a few earlier revisions of a dataset, the latest first, if
+        `revision` is the dataset's latest one; otherwise an empty list."""
         # The revision may have been removed in the meantime
         revisions = self.catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
         if revisions[-1:] != [revision]:
@@ -444,12 +453,13 @@ class _Part(NamedTuple):
     key: FileKey
     pages: Pages
     twin: FileKey | None
-    """The same file at an earlier location; None if there is none."""
+    """The same file at an earlier location, from which pages may be copied; None if there is
+    none."""
 
 
 def _find_twin(file: DataFile, earlier: Iterable[Manifest]) -> FileKey | None:
-    """Return the file of an earlier revision that has the same path, size and etag but another
-    location; None if there is none."""
+    """Return the twin of a file: a file of an earlier revision that has the same path, size and
+    etag but another location. None if there is none."""
     for files in earlier if file.key.etag else ():
         place = bisect_left(files, (file.path,))
         for path, key in files[place : place + 1]:
@@ -459,7 +469,8 @@ def _find_twin(file: DataFile, earlier: Iterable[Manifest]) -> FileKey | None:
 
 
 def _select_own(share: Share, names: Sequence[str], own: str, copies: int) -> Share:
-    """Return the part of a share of which the node `own` is a home, among the nodes `names`."""
+    """Return the part of a share that the node `own` must hold, if each page is held by `copies` of
+    the nodes `names`."""
     if own not in names:
         return share.select(np.zeros(len(share.file_index), np.bool_))
     return share.select(Homes(names).find_own(own, share.row_ids, share.pieces, copies))

@@ -1,9 +1,9 @@
-"""Lists the sources of datasets: when a dataset is added, and at intervals as long as it is wanted.
+"""Lists the sources of datasets: when a dataset is added, and then at intervals while it is wanted.
 
-If the source has new or replaced files, they make a new revision, the dataset's latest. If files no
-longer exist, or the source cannot be listed, the catalog is not changed, and `status` reports why.
-In a cluster with etcd one node lists a dataset: its home among the nodes of the view that must hold
-it, as long as that node has a lease.
+If a source has new or replaced files, the listing becomes the dataset's latest revision. If files
+no longer exist, or the source cannot be listed, the catalog is not changed, and `status` reports
+why. In a cluster with etcd, only one node lists each dataset. It is chosen by rendezvous hashing
+among the nodes of the view that must hold the dataset, and needs a lease.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _MAX_LETTERS = 10_000
-"""The maximum length of a revision's sources that are stored: a revision is one value in etcd."""
+"""The maximum total length of the sources that are stored in a revision, which is one value in
+etcd."""
 _TROUBLE_LETTERS = 500
 _LOOK_SECONDS = 1.0
 _NUM_AT_A_TIME = 4
 Put = Callable[[Revision, Revision | None], Awaitable[None]]
-"""Puts a revision into the catalog. If a second revision is given, this is done only if that is
-still the dataset's latest one."""
+"""A function that puts its first argument into the catalog. If the second argument is not None,
+this is done only if that is still the dataset's latest revision."""
 
 
 class Listings:
-    """Lists the sources of datasets.
+    """Lists the sources of datasets, and adds revisions to the catalog.
 
     Args:
-        engine: the engine; the catalog is changed in its store's thread.
+        engine: the engine, in whose store's thread the catalog is changed.
         source: reads the sources.
-        catalog: the revisions and wants.
-        put: puts a revision whose manifest is already in the catalog.
-        is_held: returns whether a dataset's latest revision is held where it is wanted, as far as
-            that is possible.
+        catalog: contains the revisions and wants.
+        put: adds a revision to the catalog, which contains its manifest already.
+        is_held: returns whether a dataset's latest revision is held where it is wanted: see
+            `Datasets`.
         nodes: the nodes of a cluster with etcd; None without one.
     """
 
@@ -76,11 +77,12 @@ class Listings:
         self._own: list[Revision] = []
         """The last result of `_find_own`."""
         self._own_inputs: list[object] = [None] * 3
-        """The objects on which this result depends: revisions, wants and names of nodes."""
+        """The arguments of the last `_find_own`: the revisions, the wants and the names of the
+        nodes."""
         self._running: dict[str, asyncio.Task[None]] = {}
-        """The listings that are running, by dataset."""
+        """The tasks of listings in progress, by dataset."""
         self.counts = Counter[str]()
-        """The number of listings by result: new, same, waiting, failed."""
+        """The number of listings by result: "new", "same", "waiting" or "failed"."""
 
     async def add(
         self, dataset: str, sources: Sequence[str], said: Sequence[str], every: float | None
@@ -88,8 +90,8 @@ class Listings:
         """List sources as the latest revision of a dataset. Raises: see `list_files`.
 
         Args:
-            said: the sources as the user named them, for the record: for example a text file,
-                instead of the million URLs in it.
+            said: the sources as the user named them, which the revision records: for example a text
+                file, instead of the million URLs in it.
             every: seconds until the source is listed again; None for the same interval as before.
         """
         check_name(dataset)
@@ -124,11 +126,12 @@ class Listings:
         sources: Sequence[str],
         paths: Mapping[str, str] = MappingProxyType({}),
     ) -> Manifest:
-        """List sources: see `list_files`."""
+        """List the files of sources: see `source_files.list_files`."""
         return list_files(storage, sources, self._source.check_allowed, paths)
 
     async def _store_manifest(self, revision: Revision, manifest: Manifest) -> Revision:
-        """Store the manifest of a revision. Returns: the revision, with its date."""
+        """Store the manifest of a new revision. Returns: the revision with its date: see
+        `Catalog.date`."""
         packed = await asyncio.to_thread(manifest.pack)
         await self._engine.call(self._catalog.put_manifest, revision.digest, packed)
         return self._catalog.date(revision)
@@ -158,7 +161,7 @@ class Listings:
                 each.cancel()
 
     def _find_own(self) -> list[Revision]:
-        """Find the latest revisions of the datasets whose sources this node lists."""
+        """Return the latest revision of each dataset whose source this node has to list."""
         names: Sequence[str] = ()
         if self._nodes is not None:
             names = self._nodes.names
@@ -196,8 +199,12 @@ class Listings:
         return listed
 
     async def _list_again(self, latest: Revision, before: str) -> None:
-        """List the source of a dataset again, and record the result. `before` is the trouble of the
-        previous listing. The dataset may be removed in the meantime."""
+        """List the source of a dataset again, and record the result. The dataset may be removed in
+        the meantime.
+
+        Args:
+            before: the problem of the previous listing; "" if there was none.
+        """
         try:
             try:
                 trouble = await self._check_source(latest, before)
@@ -211,8 +218,8 @@ class Listings:
             del self._running[latest.dataset]
 
     def _fail(self, latest: Revision, trouble: str, before: str) -> str:
-        """Count a failed listing, log its trouble unless it is the same as before, and return
-        it."""
+        """Count a failed listing, log its problem unless it is the same as before, and return the
+        problem."""
         self.counts["failed"] += 1
         if shorten(trouble, _TROUBLE_LETTERS) != before:
             LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
@@ -220,10 +227,11 @@ class Listings:
 
     async def _check_source(self, latest: Revision, before: str) -> str:
         """List the source of a dataset again, and add a new revision if it has changed. Returns:
-        the trouble with the source; "" if there is none. Raises: see `add`."""
+        the problem of the listing; "" if there is none. Raises: see `add`."""
 
         def compare(storage: Storage) -> tuple[Manifest, list[DataFile]]:
-            """Return the files of the source, and those of the revision that it no longer has."""
+            """Return the files that the source has now, and the files of the revision that it no
+            longer has."""
             if latest.is_plain:
                 manifest = self._list(storage, latest.sources)
             else:
@@ -261,9 +269,9 @@ class Listings:
         return ""
 
     async def _find_known(self, latest: Revision) -> Revision | None:
-        """Return the revision with which the source is compared: the latest one, unless its
-        manifest may be lost with the node that made it, so that nobody could ever hold it. Then it
-        is the last one whose manifest is on this node; None if there is none."""
+        """Return the revision with which the source is compared, usually the latest one. If the
+        latest one's manifest may be lost, together with the node that made it, return the last
+        revision whose manifest is on this node; None if there is none."""
         nodes = self._nodes
         if nodes is None:
             return latest
@@ -283,19 +291,20 @@ class Listings:
             LOG.warning("mirror: %s", error)
 
     def describe(self) -> dict[str, Any]:
-        """Return when each dataset that this node lists was last listed, and the trouble."""
+        """Return, for each dataset that this node lists, the time of the last listing and its
+        problem."""
         listed = self._catalog.listed
         own = [each.dataset for each in self._find_own() if each.dataset in listed]
         return {name: {"by": self._catalog.own, **listed[name]._asdict()} for name in own}
 
     def count(self) -> dict[str, Any]:
-        """Return the numbers of listings, for metrics."""
+        """Return the numbers of listings by result, and of datasets with problems, for metrics."""
         failing = sum(bool(each["trouble"]) for each in self.describe().values())
         return {"failing": failing, "listings": dict(self.counts)}
 
 
 def _describe(manifest: Manifest) -> dict[str, Any]:
-    """Return the fields of a revision that describe its files."""
+    """Return the fields of a `Revision` that describe its files."""
     return {
         "digest": manifest.revision,
         "num_files": len(manifest),
@@ -305,5 +314,6 @@ def _describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def _escape(location: str) -> str:
-    """Return the source that names only this file. URLs of web servers have no wildcards."""
+    """Return a pattern that matches only this file. URLs of web servers need no escapes, since they
+    have no wildcards."""
     return location if is_web(location) else escape_wildcards(location)

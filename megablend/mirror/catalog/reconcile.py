@@ -12,13 +12,13 @@ from megablend.mirror.catalog.catalog import Revision, Want
 
 
 class Goal(NamedTuple):
-    """A revision that a node must hold, and the want because of which it must hold it."""
+    """A revision that a node must hold because of a want."""
 
     want: Want
     revision: Revision
     is_pinned: bool
-    """Whether the revision is never evicted: because the want is pinned, or because programs may
-    have mapped the files of the revision's folder."""
+    """Whether the revision must never be evicted, because the want is pinned, or programs may have
+    mapped files in the revision's folder."""
 
 
 def list_goals(
@@ -26,13 +26,15 @@ def list_goals(
     complete: Collection[tuple[str, str]],
     has_folder: Callable[[Revision], bool],
 ) -> list[Goal]:
-    """List the revisions that must be held, the most important first: pinned ones before others, and
-    those that have been wanted for longer before others. If a dataset's latest revision is wanted but
+    """Return the revisions that must be held, the most important first. Pinned revisions come
+    before others, and earlier wants before later ones. If a dataset's latest revision is wanted but
     not complete yet, the last complete one before it must also be held.
 
     Args:
-        wants: each want, with the revisions that may have to be held for it, the latest last.
-        complete: the name of the want and the digest of each revision that is held completely.
+        wants: pairs of a want and the revisions that may have to be held for it, the latest last.
+        complete: pairs of the name of a want and the digest of a revision that is held completely
+            for this want.
+        has_folder: returns whether a revision has a folder, whose files programs may have mapped.
     """
     goals = list[Goal]()
     for want, revisions in wants:
@@ -44,16 +46,18 @@ def list_goals(
 
 
 class FileSizes(NamedTuple):
-    """The number of bytes of each of some files."""
+    """A table of files and their sizes."""
 
     ids: Uint64s
-    """The first eight bytes of the files' digests: uint64 [files], ascending and unique."""
+    """The first eight bytes of each file's digest as a number, ascending and unique (uint64
+    [files])."""
     sizes: Int64s
-    """The number of bytes of each file: int64 [files]."""
+    """The number of bytes of each file (int64 [files])."""
 
     @classmethod
     def of(cls, ids: Uint64s, sizes: Int64s) -> FileSizes:
-        """Make a table that is sorted by file. If a file is repeated, its largest size counts."""
+        """Make a table of files, which are sorted. If a file is repeated, its largest size is
+        kept."""
         order = np.lexsort((sizes, ids))
         ids = ids[order]
         is_last = np.ones(len(ids), np.bool_)
@@ -61,13 +65,14 @@ class FileSizes(NamedTuple):
         return cls(ids[is_last], sizes[order][is_last])
 
     def unite(self, other: FileSizes) -> FileSizes:
-        """Return the files of both tables, with the larger size of each file that is in both."""
+        """Return a table with the files of both tables. A file that is in both has the larger
+        size."""
         ids = np.concatenate([self.ids, other.ids])
         return FileSizes.of(ids, np.concatenate([self.sizes, other.sizes]))
 
     @property
     def num_bytes(self) -> int:
-        """The total number of bytes."""
+        """The total size of all files in bytes."""
         return int(self.sizes.sum())
 
 
@@ -77,12 +82,13 @@ NO_SIZES = FileSizes(np.empty(0, np.uint64), np.empty(0, np.int64))
 def find_short(
     goals: Sequence[Goal], sizes: Sequence[FileSizes], capacity: int, needed_by_jobs: int
 ) -> list[int]:
-    """Return how many bytes of room each goal lacks; 0 if it fits. A goal must fit as a whole in
-    addition to the goals before it and, unless it is pinned, to the needs of jobs. Goals that do
-    not fit take no room, except pinned ones.
+    """Return the number of bytes by which each goal is too large for the mirror; 0 if it fits. A
+    goal must fit as a whole, in addition to the goals before it and, unless it is pinned, to the
+    pages that jobs need. Goals that do not fit take no room, except pinned ones.
 
     Args:
-        sizes: for each goal, the sizes of its files.
+        goals: the most important goal first.
+        sizes: a table of the files of each goal.
         capacity: the number of bytes that the mirror can hold.
         needed_by_jobs: the number of bytes that jobs need.
     """

@@ -1,5 +1,5 @@
-"""Reports of all nodes of a cluster with etcd. Each node writes its own report to a key that is
-bound to its lease.
+"""Reports of what the nodes of a cluster with etcd lack. Each node writes its own report to a key
+that expires with its lease.
 
 held/<node> JSON: `owed`, the shortfall of each want that the node does not hold completely;
                 `listed`, the results of its listings of sources; `revision`, of etcd, which the
@@ -35,7 +35,8 @@ _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
 """Seconds between reports of a node that lacks pages, since its shortfall changes all the time."""
 _TROUBLE_LETTERS = 200
-"""The maximum length of a problem in a report: etcd stores the problems of all nodes."""
+"""The maximum length of a problem in a report. It is limited since etcd stores the problems of all
+nodes."""
 
 
 class NodeReports:
@@ -43,12 +44,12 @@ class NodeReports:
 
     Args:
         nodes: the cluster.
-        keys: its keys in etcd.
+        keys: the cluster's keys in etcd.
         catalog: this node's copy of the catalog.
         holding: knows what this node holds.
         listings: knows which sources this node has listed.
-        get_revision: returns the revision of etcd with which the copy agrees; 0 if the copy has not
-            been compared with etcd since the start.
+        get_revision: returns the revision of etcd with which this node's copy of the catalog
+            agrees; 0 if it has not been compared with etcd since the start.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class NodeReports:
         self._get_revision = get_revision
 
     async def run(self) -> None:
-        """Write the report whenever it changes, until cancelled. This happens at most every ten
-        seconds, or every second if nothing is missing."""
+        """Write this node's report whenever it changes, until cancelled: at most every ten seconds,
+        or every second if nothing is missing."""
         key = self._prefix + self._nodes.own
         known: int | None = None  # the revision of etcd in which the key was last put
         written = None
@@ -115,7 +116,7 @@ class NodeReports:
         return {"revision": revision, "owed": shortfalls, "listed": self._listings.describe()}
 
     async def _read_reports(self) -> dict[str, dict[str, Any]]:
-        """Read the reports that `run` has written, by node. Raises: EtcdAwayError."""
+        """Return the reports of all nodes, by name of the node. Raises: EtcdAwayError."""
         values, _ = await self._keys.etcd.get(self._prefix)
         return {
             key.removeprefix(self._prefix): parse_json(value.data) for key, value in values.items()
@@ -130,10 +131,13 @@ class NodeReports:
         return listed
 
     async def read_progress(self) -> dict[str, dict[str, Any]]:
-        """Return how much of each want the nodes hold, by the name of the want. This is JSON with
-        the number of nodes, of complete nodes and of missing bytes, the shortfall of each node that
-        reports one, and the nodes that have not reported since the want's dataset last changed.
-        Raises: EtcdAwayError."""
+        """Return the progress of each want on all nodes, by name of the want. Raises:
+        EtcdAwayError.
+
+        Returns: JSON objects with the number of nodes, of complete nodes and of missing bytes, the
+            shortfall of each node that reports one, and the nodes that have not reported since the
+            want's dataset last changed.
+        """
         reports = await self._read_reports()
         changed_in = self._find_changes()
         return {
@@ -151,8 +155,8 @@ class NodeReports:
         return changed_in
 
     def _sum_up(self, want: Want, reports: Mapping[str, Any], changed_in: int) -> dict[str, Any]:
-        """Return the progress of a want. Reports that are older than the revision `changed_in` of
-        etcd are ignored."""
+        """Return the progress of a want as `read_progress` does. Reports are ignored if they are
+        older than the revision of etcd `changed_in`, in which the want's dataset last changed."""
         nodes = want.nodes or self._nodes.names
         owing = dict[str, dict[str, Any]]()
         silent = []
@@ -173,8 +177,8 @@ class NodeReports:
         }
 
     async def is_settled(self, dataset: str) -> bool:
-        """Return whether all reachable nodes hold their parts of the latest revision of a dataset,
-        as far as that is possible without user action. Raises: EtcdAwayError."""
+        """Return whether all reachable nodes hold their parts of a dataset's latest revision,
+        except what cannot be held without user action. Raises: EtcdAwayError."""
         progress = (await self.read_progress()).get(f"{dataset}@{LATEST}")
         if progress is None:
             return True
@@ -187,9 +191,9 @@ class NodeReports:
 
     async def wait_for(self, want: Want) -> dict[str, Any]:
         """Wait until all nodes hold their parts of a want, even if etcd or nodes are unreachable
-        for long, and return the progress. Raises: ResourceError if the want does not fit on a node,
-        files no longer exist, or user action is needed before anything can be fetched; ConfigError
-        if it is no longer wanted."""
+        for a long time. Returns: the progress, as `read_progress` does. Raises: ResourceError if
+        the want does not fit on a node, files no longer exist, or nothing can be fetched without
+        user action; ConfigError if the want was removed."""
         patience = Patience()
         while want.name in self._catalog.wants:
             with contextlib.suppress(EtcdAwayError):
@@ -221,7 +225,8 @@ class NodeReports:
         )
 
     async def find_incomplete(self) -> set[str]:
-        """Return the names of the revisions of which a node lacks a part. Raises: EtcdAwayError."""
+        """Return the names of the revisions that are incomplete on any node. Raises:
+        EtcdAwayError."""
         progress = await self.read_progress()
         return {
             revision.name

@@ -30,34 +30,36 @@ _NUM_RECENT = 16
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The pages of a revision's files that a node must hold. A row is a piece of a file."""
+    """The pages of a revision that a node must hold, as a table with a row for each piece of a
+    file."""
 
     digests: Uint8s
-    """The digest of each file's key: uint8 [files, 16]."""
+    """The digest of each file's key (uint8 [files, 16]). All files of the revision are included."""
     sizes: Int64s
-    """The size of each file: int64 [files], bytes."""
+    """The size of each file in bytes (int64 [files])."""
     file_index: Int64s
-    """The file of each row, ascending: int64 [rows]."""
+    """The index of each row's file, ascending (int64 [rows])."""
     pieces: Uint32s
-    """The piece of each row, ascending within a file: uint32 [rows]."""
+    """The number of each row's piece, ascending within a file (uint32 [rows])."""
 
     def __len__(self) -> int:
-        """Return the number of files of the revision, with or without pages in the share."""
+        """Return the number of files of the revision, including those without pages in the
+        share."""
         return len(self.sizes)
 
     @cached_property
     def ids(self) -> Uint64s:
-        """The first eight bytes of each file's digest, as a number: uint64 [files]."""
+        """The first eight bytes of each file's digest, as a number (uint64 [files])."""
         return self.digests.view(">u8")[:, 0].astype(np.uint64)
 
     @property
     def row_ids(self) -> Uint64s:
-        """The id of each row's file: uint64 [rows]."""
+        """The element of `ids` for each row's file (uint64 [rows])."""
         return self.ids[self.file_index]
 
     @cached_property
     def num_pages(self) -> Int64s:
-        """The number of pages of each file in the share: int64 [files]."""
+        """The number of pages of each file that are in the share (int64 [files])."""
         all_pages = -(-self.sizes // PAGE_BYTES)
         left = all_pages[self.file_index] - self.pieces.astype(np.int64) * _PIECE_PAGES
         counts = np.bincount(self.file_index, np.minimum(left, _PIECE_PAGES), len(self))
@@ -65,16 +67,16 @@ class Share:
 
     @cached_property
     def num_bytes(self) -> int:
-        """The number of bytes of the pages."""
+        """The total size of the pages in bytes."""
         return PAGE_BYTES * int(self.num_pages.sum())
 
     def list_digests(self, begin: int, stop: int) -> list[str]:
-        """Return the digests of some files, as hex digits."""
+        """Return the digests of the files `begin` to `stop` - 1, as hex strings."""
         digits = self.digests[begin:stop].tobytes().hex()
         return [digits[i : i + 32] for i in range(0, len(digits), 32)]
 
     def pages_of(self, index: int) -> Pages:
-        """Return the pages of a file."""
+        """Return the pages of a file that are in the share, given the file's index."""
         begin, stop = np.searchsorted(self.file_index, [index, index + 1])
         pieces = self.pieces[begin:stop].astype(np.int64)
         every = pages_of_file(int(self.sizes[index]))
@@ -84,16 +86,21 @@ class Share:
         return every.at(blocks[blocks < len(every.blocks)])
 
     def select(self, is_own: Bools) -> Share:
-        """Return a share with only those rows for which `is_own`, bool [rows], is true."""
+        """Return a share with the rows for which `is_own` is true.
+
+        Args:
+            is_own: bool [rows].
+        """
         return replace(self, file_index=self.file_index[is_own], pieces=self.pieces[is_own])
 
     def find_sizes(self) -> FileSizes:
-        """Return the number of bytes of each file in the share."""
+        """Return a table of the files in the share, with the number of bytes of each that are in
+        the share."""
         return FileSizes.of(self.ids, PAGE_BYTES * self.num_pages)
 
 
 def make_share(manifest: Manifest) -> Share:
-    """Return the share of a node that must hold all pages of all files."""
+    """Return a share that contains all pages of all files of a manifest."""
     sizes = manifest.sizes
     counts = -(-sizes // (_PIECE_PAGES * PAGE_BYTES))
     file_index = np.repeat(np.arange(len(sizes)), counts)
@@ -105,23 +112,26 @@ NO_SHARE = make_share(NO_FILES)
 
 
 class Kept:
-    """The pages that the store must keep, found by the digest of their file.
+    """The pages that the store must keep even if no job needs them. They are found by the digest of
+    the file.
 
     Args:
-        shares: shares, each with its level: room.WANTED or room.PINNED.
+        shares: pairs of a share and its level, which is room.WANTED or room.PINNED.
     """
 
     def __init__(self, shares: Iterable[tuple[Share, int]]) -> None:
         self._shares = [(share, level, np.argsort(share.ids)) for share, level in shares]
         self.get = lru_cache(_NUM_RECENT)(self._find)
-        """A cached `_find`, since the blocks of a file are looked up one after another."""
+        """`_find` with a cache, since the blocks of a file are looked up one after another."""
 
     def __contains__(self, digest: object) -> bool:
         return isinstance(digest, str) and self._find_levels(digest) != []
 
     def _find(self, digest: str) -> Int64s | None:
-        """Return the level of each block of a file, WANTED, PINNED or -NEVER: int64 [blocks]; None if
-        no share has the file."""
+        """Return the level of each block of a file; None if no share contains the file.
+
+        Returns: int64 [blocks]; WANTED, PINNED or, for blocks that need not be kept, -NEVER.
+        """
         found = self._find_levels(digest)
         if not found:
             return None
@@ -132,7 +142,7 @@ class Kept:
         return levels
 
     def _find_levels(self, digest: str) -> list[tuple[Uint32s, int, int]]:
-        """Return for each share that contains a file: the file's blocks in the share, the file's
+        """Return, for each share that contains a file, the file's pieces in the share, the file's
         size, and the level of the share."""
         found = []
         number = np.uint64(int(digest[:16], 16))

@@ -1,5 +1,5 @@
-"""The catalog of a cluster, which is stored in etcd. Each node has a copy, so that only changes
-need etcd.
+"""The catalog of a cluster, which is stored in etcd. Each node has a copy, so reading it does not
+require etcd.
 
 Below the prefix:
     shared/revisions/<dataset>@<digest>     a revision
@@ -49,9 +49,10 @@ FORGOTTEN_PATH = "/v1/forgotten"
 _MAX_CHANGES = 100
 """The maximum number of changes in a transaction; etcd allows 128 operations."""
 _PART_BYTES = 8 << 20
-"""The maximum number of bytes of a manifest in one response."""
+"""The maximum number of bytes of a manifest that one response contains."""
 _NUM_RANDOM = 3
-"""The number of nodes that are asked for a manifest before the node that made it is asked."""
+"""The number of randomly chosen nodes that are asked for a manifest, before the node that made
+it."""
 _HEARD_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PERIOD_SECONDS = 10.0
@@ -59,17 +60,17 @@ Entry = Revision | Want
 
 
 class _Marker(NamedTuple):
-    """The value of `shared/catalog`. Its name is empty if there is no catalog."""
+    """The value of the key `shared/catalog`. The name is empty if there is no catalog yet."""
 
     name: str = ""
     number: int = 0
-    """The number of changes of the catalog."""
+    """The number of changes that the catalog has had."""
     revision: int = 0
     """The revision of etcd in which the marker was last written."""
 
     @classmethod
     def read(cls, value: Value | None) -> _Marker:
-        """Read a marker. Raises: ConfigError if the value is not a marker."""
+        """Parse the value of the key. Raises: ConfigError if the value is not a marker."""
         if value is None:
             return cls()
         try:
@@ -84,12 +85,13 @@ class SharedCatalog:
 
     Args:
         nodes: the cluster.
-        keys: its keys in etcd.
-        catalog: this node's copy.
+        keys: the cluster's keys in etcd.
+        catalog: this node's copy of the catalog.
         call: runs a function in the store's thread.
-        holding: plans anew after changes.
-        forget: deletes revisions, and files that no other revision has, in the store's thread.
-        listings: knows the results of this node's listings, for its reports.
+        holding: makes a new plan after changes.
+        forget: deletes revisions, and files that belong to no other revision, in the store's
+            thread.
+        listings: knows the results of this node's listings, which its reports contain.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class SharedCatalog:
         """The revision of etcd with which the copy agrees; 0 if it has not agreed so far."""
         self._num_syncs = 0
         self._last_marker = _Marker()
-        """The marker in that revision of etcd."""
+        """The value of the marker in etcd when the copy last agreed with etcd."""
         self.trouble = ""
         """Why the copy does not agree with etcd; "" if no reason is known."""
         self._news = asyncio.Condition()
@@ -122,8 +124,8 @@ class SharedCatalog:
         self._log = LimitedLog()
         self.reports = NodeReports(nodes, keys, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
-        """For each dataset, the number of files and bytes that this node deleted when revisions of
-        the dataset were last removed."""
+        """The numbers of files and bytes that this node deleted when revisions of a dataset were
+        last removed, by dataset."""
 
     async def run(self) -> None:
         """Keep the copy in agreement with etcd, and write reports, until cancelled."""
@@ -135,8 +137,9 @@ class SharedCatalog:
         deletes: Iterable[Entry] = (),
         is_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Change the catalog of all nodes as long as `is_due` returns True, and wait until the copy
-        has the changes. Raises: EtcdAwayError; ResourceError if they do not arrive in time."""
+        """Change the catalog in etcd, and wait until this node's copy has the changes. Nothing is
+        changed if `is_due` returns False. Raises: EtcdAwayError; ResourceError if the changes do
+        not arrive in time."""
         changes = [
             *[(self._key_of(each), pack_entry(each)) for each in puts],
             *[(self._key_of(each), None) for each in deletes],
@@ -154,7 +157,7 @@ class SharedCatalog:
                 next_sync = self._num_syncs + 1
 
     async def catch_up(self) -> None:
-        """Wait until the copy has all changes up to now, if etcd can be reached."""
+        """Wait until the copy has all changes that were made so far, if etcd can be reached."""
         with contextlib.suppress(MegablendError):
             values, _ = await self._keys.etcd.get(self._marker_key)
             marker = values.get(self._marker_key)
@@ -165,12 +168,12 @@ class SharedCatalog:
         return self._num_syncs >= times
 
     def _has_reached(self, revision: int) -> bool:
-        """Return whether the copy has all changes up to a revision of etcd."""
+        """Return whether the copy has all changes up to the given revision of etcd."""
         return self.revision >= revision
 
     async def _write(self, changes: Sequence[tuple[str, bytes | None]]) -> int | None:
-        """Put values of keys, or delete those with None, unless the catalog has changed since it
-        was last copied. Returns: see `Etcd.change`."""
+        """Write the values of keys, unless the catalog has changed since it was last copied. A key
+        whose value is None is deleted. Returns: see `Etcd.change`."""
         last = self._last_marker
         puts = {key: data for key, data in changes if data is not None}
         puts[self._marker_key] = pack_json([last.name, last.number + 1])
@@ -178,7 +181,8 @@ class SharedCatalog:
         return await self._keys.etcd.change({self._marker_key: last.revision}, puts, deletes)
 
     async def _wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until the copy meets a condition. Raises: the errors of `change`; ConfigError."""
+        """Wait until `is_met` returns True, which depends on the copy. Raises: the errors of
+        `change`; ConfigError."""
         if is_met():
             return
         if self._keys.etcd.away_since is not None:
@@ -226,8 +230,12 @@ class SharedCatalog:
             await shared.wait_for_change(values)
 
     async def _sync(self, values: Mapping[str, Value], revision: int) -> None:
-        """Make the copy agree with etcd, given the values of the keys below `shared/` and the
-        revision that they belong to. First put back the entries that etcd has lost."""
+        """Make the copy agree with etcd, after putting back the entries that etcd has lost.
+
+        Args:
+            values: the values of the keys below `shared/`.
+            revision: the revision of etcd to which these values belong.
+        """
         entries = self._read_entries(values)
         marker = _Marker.read(values.get(self._marker_key))
         name, number = await self._call(self._catalog.get_seen)
@@ -253,8 +261,8 @@ class SharedCatalog:
             await self._write([(self._key_of(each), None) for each in own_past])
 
     def _read_entries(self, values: Mapping[str, Value]) -> dict[str, Entry]:
-        """Read the revisions and wants, by key. Raises: ConfigError if they are mixed with other
-        data."""
+        """Parse the revisions and wants in etcd. Returns: the entries by key. Raises: ConfigError
+        if the keys contain data of other programs."""
         entries: dict[str, Entry] = {}
         for key, value in values.items():
             kind, _, name = key.removeprefix(self._prefix).partition("/")
@@ -280,9 +288,10 @@ class SharedCatalog:
         *,
         is_older: bool,
     ) -> bool:
-        """Put the entries that the copy has and etcd lacks, and, if etcd's catalog `is_older`,
-        those that have changed since. If this node is the first one to notice the loss, also put a
-        new name. Returns: whether etcd was changed, by this node or another one."""
+        """Put back the entries that the copy has and etcd lacks. If the catalog in etcd `is_older`
+        than the copy, also put back entries that differ. The first node that notices the loss also
+        chooses a new name for the catalog. Returns: whether etcd was changed, by this node or
+        another one."""
         own: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
         lost = {
             key: pack_entry(each)
@@ -310,7 +319,7 @@ class SharedCatalog:
         return bool(puts)
 
     async def _apply(self, entries: Mapping[str, Entry]) -> None:
-        """Make the copy consist of these entries, except past wants."""
+        """Replace the entries of the copy by these, except wants that have expired."""
         catalog = self._catalog
         for entry in entries.values():
             if isinstance(entry, Revision):
@@ -329,12 +338,13 @@ class SharedCatalog:
             self._forgotten[dataset] = await self._call(self._forget, revisions)
 
     async def answer(self, path: str, body: bytes) -> bytes:
-        """Respond to a request from another node."""
+        """Respond to a request from another node, and return the body of the response."""
         handlers = {MANIFEST_PATH: self._send_manifest, FORGOTTEN_PATH: self._send_forgotten}
         return await handlers[path](body)
 
     async def _send_manifest(self, body: bytes) -> bytes:
-        """Return a part of a stored manifest; b"" if this node lacks it, or beyond its end."""
+        """Return the requested part of a stored manifest; b"" beyond its end, or if this node does
+        not have the manifest."""
         request = parse_json(body)
         digest = str(request["digest"])
         if all(each.digest != digest for each in self._catalog.revisions.values()):
@@ -344,7 +354,7 @@ class SharedCatalog:
         return data[begin : begin + _PART_BYTES]
 
     async def _fetch_manifests(self) -> None:
-        """Fetch the manifests that this node lacks, until cancelled."""
+        """Fetch the manifests that are missing on this node, until cancelled."""
         while True:
             self._lacks_manifests.clear()
             lacking = await self._call(self._catalog.list_lacking)
@@ -358,7 +368,7 @@ class SharedCatalog:
                     await asyncio.wait_for(self._lacks_manifests.wait(), _PERIOD_SECONDS)
 
     async def _fetch_manifest(self, revision: Revision) -> None:
-        """Fetch a manifest from one of the nodes, if one has it."""
+        """Fetch a manifest from one of the other nodes, if any of them has it."""
         others = [each for each in self._nodes.names if each != self._nodes.own]
         # At random, so that not all nodes ask the same one
         random.shuffle(others)
@@ -377,7 +387,8 @@ class SharedCatalog:
                 self._log.warn(node, f"cannot get the manifest of {revision}: {error}")
 
     async def _request_manifest(self, node: str, digest: str) -> bytes:
-        """Request a manifest from a node, part by part; return b"" if the node does not have it."""
+        """Request a manifest from another node, part by part. Returns: the manifest; b"" if the
+        node does not have it."""
         data = b""
         while True:
             request = pack_json({"digest": digest, "begin": len(data)})
@@ -387,8 +398,9 @@ class SharedCatalog:
                 return data
 
     async def _send_forgotten(self, body: bytes) -> bytes:
-        """Return how many files and bytes this node deleted with the last removed revisions of some
-        datasets, once its copy of the catalog has reached a revision of etcd."""
+        """Wait until the copy has reached the requested revision of etcd. Then return the numbers
+        of files and bytes that this node deleted when revisions of the requested datasets were last
+        removed."""
         request = parse_json(body)
         await self._wait_for(partial(self._has_reached, int(request["revision"])))
         return pack_json(self._sum_forgotten(request["datasets"]))
@@ -398,8 +410,9 @@ class SharedCatalog:
         return {name: sum(each[name] for each in deleted) for name in ("files", "bytes")}
 
     async def forget(self, revisions: Sequence[Revision], wants: Sequence[Want]) -> dict[str, Any]:
-        """Delete revisions and wants on all nodes. Returns: the revisions, how many files and bytes
-        each node deleted, and the nodes that did not respond, which will delete them later."""
+        """Delete revisions and wants on all nodes. Returns: a JSON object with the revisions, the
+        numbers of files and bytes that each node deleted, and the nodes that did not respond and
+        will delete files later."""
         await self.change(deletes=[*wants, *revisions])
         datasets = sorted({each.dataset for each in revisions})
         request = pack_json({"datasets": datasets, "revision": self.revision})

@@ -1,4 +1,5 @@
-"""The files of a dataset's sources: their locations and states, and their paths in the dataset."""
+"""Lists the files of a dataset's sources, with their locations, states, and paths in the
+dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str) -> None:
-    """Check a dataset's name. Raises: ConfigError if it is not valid."""
+    """Check that the name of a dataset is valid. Raises: ConfigError."""
     size = len(name.encode("utf-8", "surrogateescape"))
     if (
         not 0 < size <= _MAX_NAME_BYTES
@@ -57,14 +58,16 @@ def list_files(
     check: Callable[[str], None],
     paths: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
-    """List the files that patterns match. The path of a file is relative to the folder of its
-    pattern before the first wildcard. Web servers cannot be listed: the path of a URL is relative
-    to the folder that it shares with the other URLs of its server, and is decoded.
+    """List the files of sources. The path of a file in the dataset is relative to the last folder
+    of its pattern before the first wildcard. Web servers cannot be listed, so sources name their
+    files by URLs. The path of such a file is decoded, and relative to the folder that contains all
+    URLs of its server.
 
     Args:
         sources: patterns, files, folders (all files in them are listed), and URLs.
         check: raises ConfigError for a location that may not be read.
-        paths: paths of files that were listed by other patterns, by their locations.
+        paths: the paths of files by location, if they are known from an earlier listing with other
+            patterns.
 
     Raises: ConfigError if a pattern matches nothing, or two files have the same path; DataError if
         the source cannot be read.
@@ -95,8 +98,9 @@ def list_files(
 
 
 def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -> str:
-    """Check that a source may be read, and return the pattern of its files: for a folder, a pattern
-    of all files in it, otherwise the source itself. Raises: see `list_files`."""
+    """Check that a source may be read, and return a pattern that matches its files. For a folder,
+    this matches all files in the folder; otherwise it is the source itself. Raises: see
+    `list_files`."""
     plain = split_query(source)[0]
     # A web server's URL names one file, even if it has characters of a wildcard
     check(find_root([source]) if has_wildcard(source) and not is_web(source) else plain)
@@ -106,18 +110,18 @@ def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -
 
 
 class _Files(NamedTuple):
-    """A table with a row for each file of some sources."""
+    """A table of files that were found in sources."""
 
     paths: Texts
-    """The paths in the dataset."""
+    """The path of each file in the dataset."""
     found: FileTable
 
     def take(self, rows: npt.NDArray[Any]) -> _Files:
-        """Return a table of some rows."""
+        """Return a table of the given rows."""
         return _Files(self.paths.take(rows), self.found.take(rows))
 
     def get_location(self, row: int) -> str:
-        """Return the location of a file."""
+        """Return the location of the file in a row."""
         return self.found.paths.get(row)
 
 
@@ -132,11 +136,11 @@ class _FilesBuilder:
 
     @property
     def num_files(self) -> int:
-        """The number of files that were added."""
+        """The number of files that were added so far."""
         return len(self._sizes)
 
     def build(self) -> _Files:
-        """Return the table."""
+        """Return a table of the files that were added."""
         sizes = np.array(self._sizes, np.int64)
         found = FileTable(self._locations.build(), sizes, self._etags.build())
         return _Files(self._paths.build(), found)
@@ -149,10 +153,10 @@ class _FilesBuilder:
         check: Callable[[str], None],
         paths: Mapping[str, str],
     ) -> int:
-        """Add the files that a pattern matches. Returns: their number.
+        """Add the files that a pattern matches. Returns: the number of these files.
 
         Args:
-            root: the folder to which their paths are relative.
+            root: the folder to which the paths of the files are relative.
             check, paths: see `list_files`.
         """
         is_url = is_web(pattern)
@@ -179,7 +183,7 @@ class _FilesBuilder:
 
 
 def _join(parts: Sequence[_Files]) -> _Files:
-    """Return the files of several tables as one table."""
+    """Concatenate tables."""
     paths, locations, etags = (TextsBuilder() for _ in range(3))
     for each in parts:
         paths.extend(each.paths)
@@ -190,7 +194,8 @@ def _join(parts: Sequence[_Files]) -> _Files:
 
 
 def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> _Files:
-    """Return files of a bucket with their paths relative to a folder that may be read."""
+    """Return files of a bucket with their paths relative to the folder `root`. Raises: the errors
+    of `check`, for files that may not be read."""
     letters, begins, stops = table.paths
     # In a folder that may be read, only such names may not
     for row in table.paths.find_rows(lambda part, _: (part == ord("?")) | (part == 0)).tolist():
@@ -200,8 +205,8 @@ def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> _
 
 
 def _sort(files: _Files) -> tuple[_Files, list[str]]:
-    """Sort files by their paths, and drop repeated ones. Returns: the files, and their paths.
-    Raises: ConfigError if two files have the same path."""
+    """Sort files by path, and drop duplicates. Returns: the files, and their paths as a list.
+    Raises: ConfigError if two different files have the same path."""
     texts = files.paths.list_all()
     if all(map(operator.lt, texts, islice(texts, 1, None))):
         return files, texts
@@ -222,7 +227,7 @@ def _sort(files: _Files) -> tuple[_Files, list[str]]:
 
 
 def _check_paths(files: _Files, texts: Sequence[str]) -> None:
-    """Check that these paths are valid for files of one folder. Raises: ConfigError.
+    """Check that a folder can contain files with all of these paths. Raises: ConfigError.
 
     Args:
         texts: the paths of the files, sorted.
@@ -250,7 +255,7 @@ def _check_paths(files: _Files, texts: Sequence[str]) -> None:
 
 
 def _mark_suspects(letters: Uint8s, before: Uint8s) -> Bools:
-    """Return which bytes are control characters, or a dot or a slash after a slash."""
+    """Return a mask of the bytes that are control characters, or a dot or a slash after a slash."""
     is_odd: Bools = (letters < 32) | (letters == 127)
     is_odd |= (before == 0xC2) & (letters < 0xA0)
     is_odd |= (before == ord("/")) & ((letters == ord(".")) | (letters == ord("/")))
@@ -261,13 +266,14 @@ class _Folder(NamedTuple):
     """The properties that all files of a folder of a source have in common."""
 
     path: str
-    """The beginning of the files' paths in the dataset: empty, or ends with a slash."""
+    """The prefix of the files' paths in the dataset: empty, or ends with a slash."""
     is_allowed: bool
-    """Whether files may be read, as far as that depends on the folder."""
+    """Whether the node's settings allow files in this folder to be read."""
 
     @classmethod
     def of(cls, place: str, root: str, check: Callable[[str], None]) -> _Folder:
-        """Return the folder at a location, for paths relative to `root`."""
+        """Return the folder at the location `place`. Paths in the dataset are relative to
+        `root`."""
         try:
             check(f"{place}/")
             is_allowed = True
@@ -277,7 +283,7 @@ class _Folder(NamedTuple):
 
 
 def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]:
-    """Yield the files that a pattern matches, with their states. Raises: DataError."""
+    """Yield each file that a pattern matches, with the file's state. Raises: DataError."""
     if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
         # `find` would also read the file's head and tail, which its other callers need
         with contextlib.suppress(MissingFileError):
@@ -297,7 +303,8 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
 
 
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
-    """Return for each URL of a web server the folder that contains all of the server's URLs."""
+    """Return, for each URL among the sources, the folder that contains all URLs of the same
+    server."""
     by_server: dict[str, list[str]] = {}
     for source in filter(is_web, sources):
         server = "/".join(source.split("/", 3)[:3])
@@ -310,7 +317,7 @@ def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _check_path(path: str, location: str) -> None:
-    """Check a file's path in the dataset. Raises: ConfigError if a file cannot have it."""
+    """Check that a file can have this path in the dataset. Raises: ConfigError."""
     parts = path.split("/")
     sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     if (

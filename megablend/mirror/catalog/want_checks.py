@@ -1,4 +1,5 @@
-"""Checks of a want before it enters the catalog: that its nodes exist, and that it can fit."""
+"""Checks a want before it is added to the catalog: that its nodes exist, and that the data can
+fit."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _SHARE_SECONDS = 10.0
-"""The maximum time to wait for this node's share, which is unknown until the nodes have met."""
+"""The maximum number of seconds to wait for this node's share, which is unknown until the nodes
+have met."""
 
 
 def choose_copies(want: Want, nodes: Cluster | None) -> Want:
-    """Return the want with its number of copies. Raises: ConfigError if a node of the want is not
-    in the cluster; ResourceError if the nodes are not known yet.
+    """Check the nodes and the number of copies of a want. Returns: the want, in which `copies` is
+    set if `nodes` is. Raises: ConfigError if a node is not in the cluster, or there are more copies
+    than nodes; ResourceError if the nodes are not known yet.
 
     Args:
         nodes: the nodes of a cluster with etcd; None without one.
@@ -57,7 +60,8 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
 
 
 async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
-    """Check that this node's share of a revision can fit at all. Raises: ConfigError."""
+    """Check that this node's mirror is large enough for its share of a revision. Raises:
+    ConfigError."""
     if want.nodes and holding.catalog.own not in want.nodes:
         return
     try:
@@ -76,8 +80,8 @@ async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
 
 
 async def _find_sizes(want: Want, revision: Revision, holding: Holding) -> tuple[int, int]:
-    """Return the number of bytes of this node's share of a revision, and of other pinned files; the
-    second number is 0 if the want is not pinned."""
+    """Return the number of bytes of this node's share of a revision, and the number of further
+    bytes that are pinned already. The second number is 0 if the want is not pinned."""
     share = await holding.find_share(want, revision)
     sizes = await asyncio.to_thread(share.find_sizes)
     united = sizes
