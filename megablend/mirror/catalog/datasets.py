@@ -126,7 +126,7 @@ class Datasets:
                 "stop it with `megablend node stop`, and try again"
             )
         if self.shared is not None:
-            # A command takes into account what earlier ones have changed on other nodes
+            # A command takes into account what earlier commands have changed on other nodes
             await self.shared.catch_up()
         if any(want.is_past for want in self.catalog.wants.values()):
             self.holding.change()

@@ -106,7 +106,7 @@ class Holding:
         read = self.catalog.read_known_files
         kept = []
         for want, revisions in self._list_candidates():
-            # Which of them are complete is not known yet
+            # It is not known yet which revisions are complete
             for revision in revisions:
                 is_pinned = want.is_pinned or self._has_folder(revision)
                 kept.append((make_share(read(revision.digest)), PINNED if is_pinned else WANTED))
@@ -193,7 +193,7 @@ class Holding:
         for want, revisions in candidates:
             for revision in reversed(revisions):
                 inspected.append(await self._inspect(want, revision))
-                # Earlier ones are not needed
+                # Earlier revisions are not needed
                 if not inspected[-1].missing:
                     break
         state_of = {state.name: state for state in inspected}
@@ -307,7 +307,7 @@ class Holding:
         """Fetch missing pages for which there is room, in a round of at most _PERIOD_SECONDS.
         Returns: True if a new plan should be made at once, because pages were fetched, are being
         fetched, or turned out to be held already."""
-        # Without a manifest it is not known what to fetch
+        # Without a manifest, it is unknown what to fetch
         in_trouble = {state for state in self.states if state.missing and not state.share}
         parts = self._list_missing(in_trouble)
         turn = asyncio.Lock()  # a generator cannot be advanced by two fetchers at a time

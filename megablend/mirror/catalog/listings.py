@@ -171,7 +171,7 @@ class Listings:
                 return []
         catalog = self._catalog
         inputs: list[object] = [catalog.revisions, catalog.wants, names]
-        # Each of them is replaced when it changes, so nothing has changed if they are the same
+        # These objects are replaced, never changed in place, so identity means that nothing has changed
         if all(old is new for old, new in zip(self._own_inputs, inputs, strict=True)):
             return self._own
         nodes_of: dict[str, set[str]] = {}  # the nodes that must hold each wanted dataset

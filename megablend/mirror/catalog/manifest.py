@@ -62,7 +62,7 @@ class Manifest(Sequence[DataFile]):
         """
         text = bytearray(_FIRST_LINE)
         sizes = files.sizes
-        # A portion at a time, so that few strings are in memory
+        # Some lines at a time, so that few strings are in memory
         for begin in range(0, len(sizes), _LINES_AT_A_TIME):
             stop = begin + _LINES_AT_A_TIME
             columns = (each.list_all(begin, stop) for each in (paths, files.paths, files.etags))
@@ -105,7 +105,7 @@ class Manifest(Sequence[DataFile]):
     def sizes(self) -> Int64s:
         """The size of each file in bytes (int64 [files])."""
         text = np.frombuffer(self._text, np.uint8)
-        # The digits before `]` and the end of the line, the last one first
+        # Parse the digits before the `]` at the end of each line, the last digit first
         place = self._begins[1:] - 3
         sizes = np.zeros(len(place), np.int64)
         is_digit = np.ones(len(place), np.bool_)

@@ -306,7 +306,7 @@ class SharedCatalog:
         keys = list(puts)
         for begin in range(0, len(keys), _MAX_CHANGES):
             some = {key: puts[key] for key in keys[begin : begin + _MAX_CHANGES]}
-            # Not over the values of a node that has been first
+            # Do not overwrite what another node has put back first
             found = {
                 key: values[key].revision for key in (*some, self._marker_key) if key in values
             }
@@ -370,7 +370,7 @@ class SharedCatalog:
     async def _fetch_manifest(self, revision: Revision) -> None:
         """Fetch a manifest from one of the other nodes, if any of them has it."""
         others = [each for each in self._nodes.names if each != self._nodes.own]
-        # At random, so that not all nodes ask the same one
+        # In random order, so that not all nodes ask the same node
         random.shuffle(others)
         for node in [*others[:_NUM_RANDOM], revision.by, *others[_NUM_RANDOM:]]:
             if node not in others or node in self._nodes.find_away():

@@ -197,7 +197,7 @@ def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> _
     """Return files of a bucket with their paths relative to the folder `root`. Raises: the errors
     of `check`, for files that may not be read."""
     letters, begins, stops = table.paths
-    # In a folder that may be read, only such names may not
+    # If a folder may be read, only names with these characters may still be refused
     for row in table.paths.find_rows(lambda part, _: (part == ord("?")) | (part == 0)).tolist():
         check(table.paths.get(row))
     skip = len(f"{root.rstrip('/')}/".encode())

@@ -1,5 +1,5 @@
-"""The map of a mirrored file: which pages of each block are held, mapped into memory by its owner
-and by all readers.
+"""The map of a mirrored file, which says which pages of each block are held. The owner and all
+readers map it into memory.
 
     0      8   "MBMAP\\0\\0\\1"
     8      8   size of the source file
@@ -9,14 +9,15 @@ and by all readers.
     64         JSON by FileKey.pack
     4096   16  for each block: u64 pages | u64 seal << 40 | flags << 32 | checksum
 
-All little-endian. Both words of a record are aligned, and each is stored and loaded by one
-instruction: NumPy's assignment and a memoryview of 64-bit items copy 8 bytes, a constant size.
+All numbers are little-endian. Both words of a record are aligned, and each is stored and loaded by
+one instruction, since NumPy's assignment and a memoryview of 64-bit items copy a constant size, 8
+bytes.
 
-The checksum is a sum over pages (`sum_of_pages`), to which pages can be added, and from which they
-can be removed. The seal makes the exclusive or of both words a multiple of a prime. A single
-flipped bit changes the exclusive or by a power of two, so that it is no longer a multiple. A block
-whose seal is wrong counts as not held. The seal is also wrong for a reader that loads one of the
-words before the owner's store, and the other one after it.
+The checksum is a sum over pages (`sum_of_pages`), so that pages can be added and removed. The seal
+is chosen so that the exclusive or of both words is a multiple of a prime. A single flipped bit
+changes the exclusive or by a power of two, so that it is no longer a multiple. A block whose seal
+is wrong counts as not held. The seal is also wrong for a reader that loads one word before the
+owner stores a record, and the other word after that.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, drop_empty
 
 DURABLE = 1
-"""A flag of a record: the held pages of the block are on the disk, and survive a power failure."""
+"""A flag of a record, which says that the held pages of the block have been synced to the disk, and
+survive a power failure."""
 RETIRED = (1 << 64) - 1
-"""The value of the counter of punches after the owner gave the file up."""
+"""The value of the counter of punches after the owner has given up the file."""
 HEADER_BYTES = 4096
 FIRST_WORD = HEADER_BYTES // 8
 """The index of the first word of the first record, in 64-bit words."""
 SEAL_BITS = 40
-"""The number of bits of a record's second word below its seal."""
+"""The number of bits below the seal in the second word of a record."""
 PRIME = (1 << 24) - 3
 """The greatest prime below 2**24, so that a seal fits into the 24 bits above SEAL_BITS."""
 _BELOW_SEAL = (1 << SEAL_BITS) - 1
@@ -58,31 +60,32 @@ _JSON_OFFSET = 64
 WORD_FACTORS: Uint64s = np.arange(1, PAGE_BYTES // 4, 2, dtype=np.uint64) * np.uint64(
     0x9E3779B97F4A7C15
 )
-"""An odd factor for each word of a page: uint64 [512]."""
+"""An odd factor for each word of a page (uint64 [512])."""
 _IS_ORDERED = platform.machine() == "x86_64"
-"""Whether the processor itself keeps the order that `fence` enforces."""
+"""Whether the processor keeps loads and stores in order by itself, so that `fence` need not do
+anything."""
 
 
 class Record(NamedTuple):
     """The record of a block."""
 
     pages: int
-    """The mask of the held pages."""
+    """The mask of the held pages: bit i stands for page i of the block."""
     flags: int
     checksum: int
 
 
 def fence() -> None:
-    """Order memory: loads and stores of this thread before the call, including those of system
-    calls, come before all that follow it.
+    """Issue a memory fence: this thread's loads and stores before the call, including those of
+    system calls, happen before all loads and stores after the call.
 
-    Nothing that precedes a lock's release moves past it, and nothing that follows an acquire moves
-    before it. A release and the acquire after it are not reordered with each other either (on
-    ARMv8 they are the instructions LDAR and STLR, or their atomic forms, which keep their order).
-    So the first release and the second acquire together are a fence. A new lock is taken each
-    time, since other threads, a signal handler in this one, or a forked child could block on a
-    shared one. x86-64 does not reorder loads with loads or stores with stores, and nothing here
-    needs a load to be ordered after a store.
+    Nothing before the release of a lock is moved to after the release, and nothing after an acquire
+    is moved to before the acquire. A release and the acquire after it are not reordered with each
+    other either (on ARMv8 they are the instructions LDAR and STLR, or their atomic forms, which
+    keep their order). So the release of one lock and the acquire of another one together are a
+    fence. A new lock is taken each time, since other threads, a signal handler in this one, or a
+    forked child could block on a shared one. x86-64 does not reorder loads with loads or stores
+    with stores, and nothing here needs a load to be ordered after a store.
     """
     if _IS_ORDERED:
         return
@@ -94,7 +97,8 @@ def fence() -> None:
 
 
 def seal(pages: int, flags: int, checksum: int) -> int:
-    """Return the second word of a record whose first word is `pages`."""
+    """Return the second word, with seal, flags and checksum, of a record whose first word is
+    `pages`."""
     rest = flags << 32 | checksum
     high = -((pages & _BELOW_SEAL) ^ rest) * _INVERSE % PRIME
     return ((pages >> SEAL_BITS) ^ high) << SEAL_BITS | rest
@@ -108,8 +112,8 @@ def sum_of_pages(mask: int, data: memoryview) -> int:
     2**32.
 
     Args:
-        mask: the pages.
-        data: their bytes, one after another.
+        mask: the mask of the pages.
+        data: the bytes of the pages, one page after another.
     """
     padding = bytes(-len(data) % PAGE_BYTES)  # for the page at the end of the file
     words = np.frombuffer(bytes(data) + padding if padding else data, "<u8")
@@ -121,22 +125,24 @@ def sum_of_pages(mask: int, data: memoryview) -> int:
 
 
 class BlockMap:
-    """The map of one file, mapped into memory; its layout is in the module's docstring."""
+    """The map of a mirrored file, mapped into memory. The docstring of the module describes the
+    layout."""
 
     def __init__(self, mapping: mmap.mmap, key: FileKey, boot: bytes) -> None:
         self.mapping = mapping
         self.key = key
         self.boot = boot
         self.words = memoryview(mapping).cast("Q")
-        """The whole file as 64-bit words; records begin at FIRST_WORD."""
+        """The whole map as 64-bit words. The records begin at index FIRST_WORD."""
         self._records: Uint64s = np.frombuffer(mapping, np.uint64)[FIRST_WORD:].reshape(-1, 2)
 
     @classmethod
     def read(cls, fd: int, access: int) -> BlockMap | None:
-        """Map a file into memory. Returns: None if its header is damaged, or the mirrored file was
-        given up.
+        """Map the file of a map into memory. Returns: None if the header is damaged, or the owner
+        has given up the mirrored file.
 
         Args:
+            fd: a descriptor of the file.
             access: mmap.ACCESS_READ, or mmap.ACCESS_WRITE for the owner.
 
         Raises: OSError.
@@ -155,7 +161,8 @@ class BlockMap:
         return None if block_map.punches == RETIRED else block_map
 
     def store_header(self, boot: bytes) -> None:
-        """Write the header, except punches. Raises: DataError if location and etag are too long."""
+        """Write the header, except the counter of punches. Raises: DataError if the file's location
+        and etag are too long."""
         text = self.key.pack()
         if len(text) > HEADER_BYTES - _JSON_OFFSET:
             raise DataError(
@@ -175,14 +182,15 @@ class BlockMap:
         return self.words[_PUNCHES_WORD]
 
     def add_punch(self) -> None:
-        """Notify readers that pages which they are reading may become a hole. The owner calls this
-        after it takes the pages out of the map, and before it makes the hole."""
+        """Increment the counter, to notify readers that pages which they are reading may become
+        holes. The owner calls this after it removes the pages from the map, and before it makes the
+        holes."""
         fence()
         self.words[_PUNCHES_WORD] = self.punches + 1
         fence()
 
     def load(self, block: int) -> Record:
-        """Load the record of a block. Returns: zeros if its seal is wrong."""
+        """Return the record of a block. If the seal is wrong, all fields are 0."""
         pages = self.words[FIRST_WORD + 2 * block]
         word = self.words[FIRST_WORD + 2 * block + 1]
         if (pages ^ word) % PRIME:
@@ -190,20 +198,20 @@ class BlockMap:
         return Record(pages, word >> 32 & 0xFF, word & 0xFFFFFFFF)
 
     def store(self, block: int, pages: int, flags: int, checksum: int) -> None:
-        """Write the record of a block. The record of a block without pages is zeros."""
+        """Write the record of a block. If `pages` is 0, both words are 0."""
         record = self._records[block]
         record[1] = np.uint64(seal(pages, flags, checksum) if pages else 0)
         record[0] = np.uint64(pages)
 
     def held(self, *, without: int = 0) -> Pages:
-        """Return the held pages, except those of blocks that have any of the flags `without`."""
+        """Return the held pages, except those of blocks with any of the flags in `without`."""
         pages = self._records[:, 0].copy()
         words = self._records[:, 1].copy()
         pages[~_are_sealed(pages, words) | (words & np.uint64(without << 32) != 0)] = 0
         return drop_empty(np.arange(len(pages), dtype=np.uint32), pages)
 
     def missing(self, pages: Pages) -> Pages:
-        """Return the pages that are not held."""
+        """Return those of the given pages that are not held."""
         records = self._records[pages.blocks]
         held = np.where(_are_sealed(records[:, 0], records[:, 1]), records[:, 0], np.uint64(0))
         return drop_empty(pages.blocks, pages.masks & ~held)
@@ -216,13 +224,14 @@ class BlockMap:
 
 
 def retire(map_fd: int) -> None:
-    """Notify readers that a file is given up. Its map, which may be damaged, has to be writable."""
+    """Mark a file as given up, to notify readers. Its map must be open for writing, and may be
+    damaged."""
     if os.fstat(map_fd).st_size >= HEADER_BYTES:
         os.pwrite(map_fd, RETIRED.to_bytes(8, "little"), 8 * _PUNCHES_WORD)
 
 
 def map_bytes(size: int) -> int:
-    """Return the size of the map of a file of `size` bytes."""
+    """Return the size in bytes of the map of a file of `size` bytes."""
     return HEADER_BYTES + 16 * -(-size // BLOCK_BYTES)
 
 

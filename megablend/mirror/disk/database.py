@@ -1,9 +1,9 @@
-"""Small tables that the owner of a mirror keeps in addition to pages: states of source files, and
-when files were last used.
+"""A database of small values that the owner of a mirror keeps in addition to pages, such as the
+states of source files and the times at which files were last used.
 
-Each row has a checksum, and a damaged row counts as missing. A database that SQLite cannot read is
-replaced by an empty one, and rows that cannot be written are dropped, since the contents can be
-obtained again (if not, see `is_lasting`).
+Each row has a checksum, and a damaged row counts as missing. Since most contents can be obtained
+again, a database that SQLite cannot read is replaced by an empty one, and rows that cannot be
+written are dropped (except if `is_lasting`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 
 
 class Database:
-    """Values by kind and name, in an SQLite file. If the disk fails, a warning is logged, and the
-    database counts as empty.
+    """A store of values by kind and name, in an SQLite file. If the disk fails, a warning is
+    logged, and the database is treated as empty.
 
     Args:
-        is_lasting: whether the contents cannot be obtained again. If so, the methods raise
-            DataError if the disk fails or the database is damaged (`get_all` also if a row is), and
-            nothing is replaced.
+        is_lasting: whether the contents must last, since they cannot be obtained again. If so, a
+            damaged database is not replaced, and methods raise DataError if the disk fails or the
+            database is damaged (`get_all` also if a row is damaged).
     """
 
     def __init__(self, path: Path, *, is_lasting: bool = False) -> None:
@@ -51,12 +51,12 @@ class Database:
         self._log = LimitedLog()
 
     def get(self, kind: str, name: str) -> bytes | None:
-        """Return the value of a name; None if there is none."""
+        """Return the value with this kind and name; None if there is none."""
         rows = self._run(_GET, [(kind, _encode(name))])
         return _select_sound(kind, rows).get(name)
 
     def get_all(self, kind: str) -> dict[str, bytes]:
-        """Return all values of a kind, by name."""
+        """Return all values of the given kind, by name."""
         rows = self._run(_GET_ALL, [(kind,)])
         values = _select_sound(kind, rows)
         if self._is_lasting and len(values) < len(rows):
@@ -73,13 +73,13 @@ class Database:
         self._run(_DELETE, [(kind, _encode(name)) for name in names])
 
     def close(self) -> None:
-        """Close the connection; the next use opens it again."""
+        """Close the connection to the database. The next use opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def remove(self) -> None:
-        """Close the connection, and delete the database's files."""
+        """Close the connection, and delete the files of the database."""
         self.close()
         for end in ("", "-wal", "-shm", "-journal"):
             Path(f"{self._path}{end}").unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def _checksum(kind: str, name: bytes, value: bytes) -> int:
 
 
 def _select_sound(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
-    """Return the values of the rows whose checksum is right, by name."""
+    """Return the values of the rows whose checksums are right, by name."""
     return {
         name.decode("utf-8", "surrogateescape"): value
         for name, value, checksum in rows
@@ -141,25 +141,26 @@ def _select_sound(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
 
 
 class SourceState(NamedTuple):
-    """The state of a source file."""
+    """The last known size and etag of a source file."""
 
     size: int
     etag: str
     checked_at: float
-    """The time at which it was last requested, in seconds since 1970; 0 if it is outdated."""
+    """The time at which the state was last requested, in seconds since 1970; 0 if it may be
+    outdated."""
 
 
 class SourceStates:
-    """The states of source files, by location, including files of which no pages are held."""
+    """The last known states of source files, including files without held pages."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def get(self, location: str) -> SourceState | None:
-        """Return the state of a file; None if it is unknown."""
+        """Return the state of the file at a location; None if it is unknown."""
         value = self._database.get("state", location)
         return None if value is None else SourceState(*json.loads(value))
 
     def put(self, location: str, state: SourceState) -> None:
-        """Store the state of a file."""
+        """Store the state of the file at a location."""
         self._database.put("state", {location: json.dumps(state).encode()})

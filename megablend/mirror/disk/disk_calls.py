@@ -1,4 +1,5 @@
-"""The owner's system calls for the disk, in one place, so that tests can make each of them fail."""
+"""The system calls by which the owner writes to the disk. They are in one place so that tests can
+make each of them fail."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ _fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 
 
 def punch_hole(fd: int, offset: int, size: int) -> None:
-    """Return a range of a file to the file system; it then reads as zeros. Raises: OSError."""
+    """Make a hole in a file: free the disk space of a range, which then reads as zeros. Raises:
+    OSError."""
     if _fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, size):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`, however much one call writes. Raises: OSError."""
+    """Write all of `data` at `offset`, by several system calls if one does not write everything.
+    Raises: OSError."""
     while len(data):
         num_written = os.pwrite(fd, data, offset)
         data = data[num_written:]
@@ -43,31 +46,31 @@ def count_free(path: Path) -> int:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file system can be written. Raises: OSError if it has become read-only."""
+    """Check that a file system is writable. Raises: OSError if it has become read-only."""
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 class DiskCalls(NamedTuple):
-    """The system calls of an owner; each raises OSError if it fails."""
+    """The system calls of an owner. Each of them raises OSError if it fails."""
 
     write: Callable[[int, memoryview, int], None] = write_all
     """Writes data to a file. Arguments: descriptor, data, offset."""
     allocate: Callable[[int, int, int], None] = os.posix_fallocate
     """Allocates a range of a file. Arguments: descriptor, offset, size."""
     punch: Callable[[int, int, int], None] = punch_hole
-    """Makes a hole of a range of a file. Arguments: descriptor, offset, size."""
+    """Makes a hole in a file. Arguments: descriptor, offset, size."""
     sync: Callable[[int], None] = os.fdatasync
     """Makes the data of a file durable. Argument: descriptor."""
     flush: Callable[[mmap.mmap], object] = mmap.mmap.flush
     """Makes the data of a mapped file durable. Argument: mapping."""
     free: Callable[[Path], int] = count_free
-    """Returns the free bytes of a file system. Argument: a path in it."""
+    """Returns the number of free bytes of a file system. Argument: a path in the file system."""
     check: Callable[[Path], None] = check_writable
-    """Checks that a file system can be written. Argument: a path in it."""
+    """Checks that a file system is writable. Argument: a path in the file system."""
 
 
 def disk_error(path: Path, error: OSError) -> DataError:
-    """Return the error for a file of the mirror that could not be written or read."""
+    """Return the DataError to raise if a file of the mirror could not be written or read."""
     kind = MissingFileError if isinstance(error, FileNotFoundError) else DataError
     return kind(str(path), f"the mirror's disk failed: {cause_of(error)}; {remedy_of(error.errno)}")

@@ -1,4 +1,4 @@
-"""The folder of a mirror: its user, the process that owns it, and the paths of its files.
+"""The folder of a mirror: the user and the process that own it, and the paths of its files.
 
 mirror.json                     the marker: format, id, group
 node.lock, node.sock            the owner's lock, with its pid; its socket
@@ -40,28 +40,28 @@ _FORMAT = 1
 _TEMPORARY_PREFIX = ".mirror-"
 _LEFT_BY_SYSTEM = {"lost+found"}
 _MAX_BYTES = 1 << 16
-"""The maximum number of bytes of a marker or a lock file that are read."""
+"""The maximum number of bytes that are read of a marker or a lock file."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENOLCK)
-"""The numbers of errors with which a file system refuses what it does not support."""
+"""The errno values of a file system for operations that it does not support."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class FolderInUseError(ConfigError):
-    """Another node process owns the folder."""
+    """Raised if another node process owns the folder."""
 
 
 class FileKey(NamedTuple):
     """A version of a source file."""
 
     location: str
-    """Its path or URL, without a query."""
+    """The path or URL of the file, without a query."""
     etag: str
     size: int
-    """The size in bytes."""
+    """The size of the file in bytes."""
 
     @property
     def digest(self) -> str:
-        """The name of the file in the mirror: 32 hex digits."""
+        """The name of the file in the mirror, a string of 32 hex digits."""
         return self.hash().hex()
 
     def hash(self) -> bytes:
@@ -70,30 +70,31 @@ class FileKey(NamedTuple):
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
     def pack(self) -> bytes:
-        """Encode all but the size, for the file's map or copy: JSON {location, etag, found}."""
+        """Serialize the key without the size as JSON {location, etag, found}, to be stored in the
+        file's map or copy."""
         # `found` was a time; earlier versions look for it
         return json.dumps({"location": self.location, "etag": self.etag, "found": 0.0}).encode()
 
     @classmethod
     def unpack(cls, text: bytes, size: int) -> FileKey:
-        """Decode the result of `pack` for a file of `size` bytes."""
+        """Parse the result of `pack`, for a file of `size` bytes."""
         fields = parse_json(text)
         return cls(fields["location"], fields["etag"], size)
 
 
 def boot_id() -> bytes:
-    """Return the kernel's boot id: 16 bytes, new at each start of this machine."""
+    """Return the kernel's boot id: 16 bytes that change at each start of this machine."""
     return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorFolder:
-    """A folder that contains a mirror, as its marker shows."""
+    """A folder that contains a mirror, and a marker file by which it is recognized."""
 
     path: Path
     id: str
-    """Random hex digits in the marker: a mirror that replaces one at the same path has another
-    id."""
+    """A random hex string in the marker. If another mirror replaces this one at the same path, it
+    has another id."""
     group: str | None = None
     """The group whose members may read the mirror; only the owner knows it."""
 
@@ -101,7 +102,7 @@ class MirrorFolder:
     def create(
         cls, path: Path | str, *, group: str | None = None, calls: DiskCalls | None = None
     ) -> MirrorFolder:
-        """Open a mirror as its owner. An empty or missing folder becomes a new mirror.
+        """Open a mirror as its owner. If the folder is empty or missing, create a new mirror.
 
         Raises: ConfigError if the folder holds other things, belongs to another user, or its file
             system lacks holes, shared mappings or locks.
@@ -150,8 +151,8 @@ class MirrorFolder:
 
     @contextlib.contextmanager
     def socket_address(self) -> Iterator[str]:
-        """Provide the address of that socket inside the context: an address has at most 107 bytes,
-        and a path may be longer."""
+        """Provide an address of the socket that is valid within the context. It may differ from the
+        path, since an address has at most 107 bytes."""
         fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{fd}/{self.socket_path.name}"
@@ -160,12 +161,13 @@ class MirrorFolder:
 
     @property
     def database_path(self) -> Path:
-        """The path of the owner's small tables."""
+        """The path of the owner's database of small values."""
         return self.path / "mirror.db"
 
     @property
     def datasets_path(self) -> Path:
-        """The path of the table of wanted datasets; it exists if any were ever wanted."""
+        """The path of the database of wanted datasets. It exists if datasets have ever been
+        used."""
         return self.path / "datasets.db"
 
     def data_path(self, digest: str) -> Path:
@@ -196,7 +198,8 @@ class MirrorFolder:
         return 0o400 if self.group is None else 0o440
 
     def remove(self) -> None:
-        """Delete the mirror's files except copies, and the folder if nothing else is in it."""
+        """Delete the mirror's files except copies and maps. Delete the folder if nothing else is in
+        it."""
         for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -206,7 +209,8 @@ class MirrorFolder:
             self.path.rmdir()
 
     def check(self) -> None:
-        """Check that this mirror is still at its path. Raises: MissingFileError if it is not."""
+        """Check that this mirror is still at its path. Raises: MissingFileError if it was removed
+        or replaced."""
         try:
             if _read_marker(self.path)["id"] == self.id:
                 return
@@ -241,7 +245,7 @@ class MirrorFolder:
             yield
 
     def read_owner(self) -> dict[str, Any]:
-        """Return {"pid": int} of the last process that owned the folder; {} if there was none."""
+        """Return {"pid": PID} for the last process that owned the folder; {} if there was none."""
         with contextlib.suppress(OSError, ValueError):
             owner = parse_json(read_regular(self.path / _LOCK, _MAX_BYTES))
             return owner if isinstance(owner, dict) else {}
@@ -251,7 +255,7 @@ class MirrorFolder:
         """Open a copy or a map, and return its descriptor. With os.O_CREAT in `flags`, its parent
         folder is also created.
 
-        Raises: DataError if it is a link, belongs to another user, or cannot be opened.
+        Raises: DataError if the file is a link, belongs to another user, or cannot be opened.
         """
         try:
             if flags & os.O_CREAT and not path.parent.exists():
@@ -283,7 +287,8 @@ def _open_regular(path: Path, flags: int) -> int:
 
 
 def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
-    """Check that a folder belongs to this process's user or groups. Raises: ConfigError."""
+    """Check that a folder belongs to the user or to a group of this process. Raises:
+    ConfigError."""
     if not stat.S_ISDIR(state.st_mode):
         raise ConfigError(f"{path}: is not a folder\nset `mirror.folder` to a folder")
     if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
@@ -294,7 +299,8 @@ def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
 
 
 def _read_marker(path: Path) -> dict[str, Any]:
-    """Read the marker of a mirror. Raises: ConfigError if it is missing or not valid; OSError."""
+    """Return the content of a mirror's marker. Raises: ConfigError if it is missing or not valid;
+    OSError."""
     try:
         marker = parse_json(read_regular(path / _MARKER, _MAX_BYTES))
         if isinstance(marker, dict) and marker.get("format") == _FORMAT and marker.get("id"):
@@ -311,8 +317,8 @@ def _read_marker(path: Path) -> dict[str, Any]:
 
 
 def _write_new(path: Path, content: dict[str, Any]) -> None:
-    """Write a new file of JSON, which appears only when it is complete. Raises: FileExistsError if
-    the path exists; OSError."""
+    """Write a new JSON file atomically, so that an incomplete file is never at `path`. Raises:
+    FileExistsError if the path exists; OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY_PREFIX) as file:
         file.write(json.dumps(content).encode())
         file.flush()
@@ -322,7 +328,8 @@ def _write_new(path: Path, content: dict[str, Any]) -> None:
 
 
 def _check_file_system(path: Path, calls: DiskCalls) -> None:
-    """Check that the file system has what a mirror needs. Raises: ConfigError; OSError."""
+    """Check that the file system supports what a mirror needs. Raises: ConfigError if not;
+    OSError."""
     with tempfile.TemporaryFile(dir=path) as file:
         fd = file.fileno()
         feature = "holes in files"
@@ -354,7 +361,7 @@ def _check_file_system(path: Path, calls: DiskCalls) -> None:
 
 @contextlib.contextmanager
 def _as_config_error(path: Path) -> Iterator[None]:
-    """Turn an OSError of the context into a ConfigError that names `path`."""
+    """Convert an OSError that is raised within the context into a ConfigError that names `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A mirrored file as ranks read it: without a lock, while the owner writes and evicts."""
+"""Reads mirrored files without a lock, while the owner writes and evicts pages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class MirroredFile:
-    """Reads the held pages of one file. It is thread-safe, can be used in a forked child, and is
-    closed when nothing refers to it any longer.
+    """A reader of the held pages of one file. It is thread-safe, can be used in a forked child, and
+    is closed when it is garbage-collected.
 
-    A reader loads the map's counter of punches, sees that all pages are held, reads, and loads the
-    counter again. The owner takes pages out of the map, increments the counter, and only then makes
-    holes. So if both values are equal, none of the pages became a hole in the meantime.
+    To read, it loads the map's counter of punches, checks that all pages are held, reads them, and
+    loads the counter again. The owner removes pages from the map, increments the counter, and only
+    then makes holes. So if both values are equal, none of the pages became a hole in the meantime.
     """
 
     def __init__(self, path: Path, data_fd: int, block_map: BlockMap) -> None:
@@ -47,8 +47,8 @@ class MirroredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
-        """Open a mirrored file. Returns: None if no page of it is known to be held. Raises:
-        DataError if its files cannot be opened; MissingFileError if the folder no longer exists."""
+        """Open a mirrored file. Returns: None if no pages of the file are held. Raises: DataError
+        if the copy or the map cannot be opened; MissingFileError if the folder no longer exists."""
         digest = key.digest
         if key.size == 0:
             return _WholeFile(b"")
@@ -79,28 +79,29 @@ class MirroredFile:
 
     @property
     def is_current(self) -> bool:
-        """Whether the owner has kept this copy of the file. If not, there may be another one at the
-        same path, which has to be opened."""
+        """Whether this copy of the file is still in use. If the owner has given it up, the file has
+        to be opened again, since there may be a new copy at the same path."""
         return self._map.punches != RETIRED
 
     @property
     def is_complete(self) -> bool:
-        """Whether all pages are held now."""
+        """Whether all pages of the file are held at present."""
         return not self.find_missing(pages_of_file(self._map.key.size))
 
     def find_missing(self, pages: Pages) -> Pages:
-        """Return the pages that are not held now."""
+        """Return those of the given pages that are not held at present."""
         return self._map.missing(pages) if self.is_current else pages
 
     def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
         """Read ranges of the file into `out`.
 
         Args:
-            offsets, sizes: int64 [n], the ranges, in bytes.
-            begins: int64 [n], where in `out` the bytes of each range begin.
+            offsets, sizes: the ranges in bytes (int64 [n]).
+            begins: the offset in `out` at which the bytes of each range are stored (int64 [n]).
+            out: receives the bytes of the ranges.
 
-        Returns: False if a page is not held, or was evicted in the meantime; `out` is then not
-            valid.
+        Returns: whether the bytes were read. If not, since a page is not held or was evicted in the
+            meantime, the contents of `out` are not valid.
 
         Raises: DataError if the disk fails.
         """
@@ -122,8 +123,8 @@ class MirroredFile:
         return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """Read ranges as `read_into` does, without a check that they are held. Returns: False if a
-        range goes beyond the end of the copy. Raises: DataError."""
+        """Read ranges as `read_into` does, but do not check that they are held. Returns: False if a
+        range exceeds the copy. Raises: DataError if the disk fails."""
         try:
             if len(sizes) == 1:
                 size = int(sizes[0])
@@ -139,8 +140,8 @@ class MirroredFile:
             raise disk_error(self.path, error) from error
 
     def _are_held(self, offsets: Int64s, sizes: Int64s) -> bool:
-        """Return whether all pages of some ranges are held. This is plain Python, since there are
-        only a few ranges."""
+        """Return whether all pages of the ranges are held. There are usually few ranges, so this is
+        plain Python."""
         words = self._words
         try:
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
@@ -162,10 +163,12 @@ class MirroredFile:
 
 
 def _contains_bytes(pages: int, begin: int, stop: int) -> bool:
-    """Return whether the mask of a block contains the pages of a range.
+    """Return whether a block's mask contains all pages of the block that overlap a range.
 
     Args:
-        begin, stop: the range, in bytes from the block's beginning; it may exceed the block.
+        pages: the mask.
+        begin, stop: the range, in bytes relative to the start of the block. It may exceed the
+            block.
     """
     first_page = max(begin, 0) // PAGE_BYTES
     stop_page = -(-min(stop, BLOCK_BYTES) // PAGE_BYTES)
@@ -174,7 +177,7 @@ def _contains_bytes(pages: int, begin: int, stop: int) -> bool:
 
 
 class _WholeFile(MirroredFile):
-    """A file under 64 KiB, whose bytes were read when it was opened, and stay valid."""
+    """A reader of a file under 64 KiB. All bytes are read when the file is opened."""
 
     is_current = True
     is_complete = True

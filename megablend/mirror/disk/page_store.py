@@ -1,4 +1,4 @@
-"""The owner's side of a mirror: all files of a folder, within its size and its reserve."""
+"""The store of a mirror's pages, as used by the process that owns the mirror's folder."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ from megablend.system.log import LOG
 _NAME = re.compile(r"([0-9a-f]{32})\.(data|map|data\.new)")
 _MAX_OPEN_FILES = 256
 _UNSYNCED_BYTES = 64 << 20
-"""The new bytes after which a sync is due: a power failure destroys pages that are not durable."""
+"""The number of new bytes after which pages are synced: a power failure destroys unsynced pages."""
 _UNSYNCED_SECONDS = 30.0
 
 
 class ScrubReport(NamedTuple):
-    """The result of a part of a scrub."""
+    """The result of one part of a scrub, which compares held pages with their checksums."""
 
     num_bytes: int
     wrong: list[tuple[FileKey, Pages]]
-    """The pages that differed from their checksums, and are no longer held."""
+    """The pages that did not match their checksums, and were therefore removed."""
     is_round_done: bool
-    """Whether this part was the last one of a round through all files."""
+    """Whether this was the last part of a round through all files."""
 
 
 class Usage(NamedTuple):
-    """The size of all held pages, 4 KiB each, and the number of files that have some."""
+    """The total size of all held pages, 4 KiB each, and the number of files with held pages."""
 
     num_bytes: int
     num_files: int
@@ -75,19 +75,19 @@ class _KnownFile:
     num_held: int = 0
     """The number of held pages."""
     use: int = 0
-    """The store's count of uses when the file was last used."""
+    """The value of the store's counter of uses when the file was last used."""
 
 
 class PageStore:
-    """Writes, reads, recovers and evicts pages. Used by one thread at a time.
+    """The pages of all files in a mirror's folder. It must be used by only one thread at a time.
 
-    Methods that write or read raise DataError if the disk fails. Then their pages are not held.
+    Methods that write or read pages raise DataError if the disk fails; the pages are then not held.
 
     Args:
         folder: the mirror's folder, whose lock the caller holds.
         size: the maximum number of bytes of pages that are held; None for no limit.
         reserve: the number of bytes of the file system that are left free for others.
-        evicts: whether size and reserve are enforced at once, not only by later calls.
+        evicts: whether pages are evicted at once, not only by later calls, if there are too many.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PageStore:
         self._room = Room(self._list_held, self._find_held)
         self._num_held = 0
         self.num_evicted = 0
-        """The number of pages evicted since the start."""
+        """The number of pages that were evicted since the start."""
         self._num_uses = 0
         self._unsaved_uses = set[str]()
         """The digests of the files whose last use is not in the database yet."""
@@ -126,8 +126,8 @@ class PageStore:
             self.evict_to_reserve()
 
     def _recover(self) -> None:
-        """Register the pages of existing files that can be trusted: the previous owner may have
-        been killed, or the machine may have lost power."""
+        """Register those pages of existing files that can be trusted. Others may be damaged: the
+        previous owner may have been killed, or the machine may have lost power."""
         endings: dict[str, set[str]] = {}
         for path in (self.folder.path / "files").glob("??/*"):
             name = _NAME.fullmatch(path.name)
@@ -146,7 +146,7 @@ class PageStore:
             )
 
     def _recover_file(self, digest: str, endings: set[str], use: int) -> int:
-        """Register a file, if it can be trusted. Returns: the number of its lost pages."""
+        """Register a file that can be trusted. Returns: the number of pages that are lost."""
         stored = None
         num_lost = 0
         if "data.new" in endings:
@@ -176,7 +176,7 @@ class PageStore:
         return [entry.key for entry in self._entries.values()]
 
     def usage(self) -> Usage:
-        """Return how much is held."""
+        """Return the total size of the held pages, and the number of files that have any."""
         num_files = sum(entry.num_held > 0 for entry in self._entries.values())
         return Usage(self._num_held * PAGE_BYTES, num_files)
 
@@ -190,12 +190,12 @@ class PageStore:
         return self._open(key.digest).map.held()
 
     def missing(self, key: FileKey, pages: Pages) -> Pages:
-        """Return the pages that are not held. For a file under 64 KiB, these are all of its pages
-        or none, since it is written as a whole."""
+        """Return those of the given pages that are not held. A file under 64 KiB is written as a
+        whole, so either all of its pages are missing or none."""
         return self.missing_of(key.digest, key.size, pages)
 
     def missing_of(self, digest: str, size: int, pages: Pages) -> Pages:
-        """Return the same as `missing`, given the digest and the size of the file."""
+        """Do the same as `missing`, given the digest and the size of the file."""
         entry = self._entries.get(digest)
         is_small = size < SMALL_BYTES
         if entry is None or not entry.num_held:
@@ -203,7 +203,7 @@ class PageStore:
         return NO_PAGES if is_small else self._open(digest).map.missing(pages)
 
     def count_held(self, digests: Sequence[str]) -> Int64s:
-        """Return how many pages of each file are held, from counts in memory: int64 [files]."""
+        """Return the number of held pages of each file, from counters in memory (int64 [files])."""
         entries = map(self._entries.get, digests)
         return np.array([entry.num_held if entry else 0 for entry in entries], np.int64)
 
@@ -212,10 +212,10 @@ class PageStore:
 
         Args:
             pages: all pages if the file is under 64 KiB.
-            data: the bytes of all of `pages`, one after another.
-            due: when they will be read, in monotonic seconds; infinite if never.
+            data: the bytes of all these pages, one page after another.
+            due: the monotonic time at which the pages will be read; infinite if never.
 
-        Returns: False if nothing was written, since too few other pages may be evicted.
+        Returns: False if nothing was written, since there is no room, even by eviction.
         """
         digest = key.digest
         entry = self._entries.get(digest) or self._add(key, self._num_uses)
@@ -250,15 +250,15 @@ class PageStore:
         return True
 
     def make_room(self, key: FileKey, pages: Pages, due: float, in_flight: int = 0) -> bool:
-        """Evict enough pages for those that are due at `due`, and for `in_flight` bytes of others.
-        Returns: False if nothing was evicted, since too few pages may be."""
+        """Evict enough pages to write the given pages, which are due at `due`, and `in_flight` more
+        bytes. Returns: False if that is impossible; then nothing is evicted."""
         num_new = count_pages(self.missing(key, pages))
         return self._make_room(num_new * PAGE_BYTES + in_flight, due)
 
     def read(self, key: FileKey, pages: Pages) -> bytes | None:
-        """Return the bytes of pages, one after another; None if not all of them are held.
+        """Return the bytes of pages, one page after another; None if not all of them are held.
 
-        If the checksum of a block is wrong, its pages are no longer held.
+        If the checksum of a block is wrong, the block's pages are removed.
         """
         if self.missing(key, pages):
             return None
@@ -280,7 +280,7 @@ class PageStore:
         return None
 
     def drop(self, key: FileKey, pages: Pages) -> None:
-        """Remove pages that were found to be wrong, and all pages of damaged blocks."""
+        """Remove pages whose bytes were found to be wrong, and all pages of damaged blocks."""
         digest = key.digest
         held = subtract(pages, self.missing(key, pages))
         if not held:
@@ -297,19 +297,19 @@ class PageStore:
             self._room.touch(key.digest, pages, self._num_uses)
 
     def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
-        """Replace all due times, also of pages that are not held; see Room.set_due."""
+        """Replace the due times of all pages, held or not: see `Room.set_due`."""
         self._room.set_due(needs, grace)
 
     def is_complete(self, key: FileKey) -> bool:
-        """Return whether all pages of a file are held, by their count in memory, not by its map."""
+        """Return whether all pages of a file are held, according to a counter in memory."""
         return int(self.count_held([key.digest])[0]) == -(-key.size // PAGE_BYTES)
 
     def set_kept(self, kept: Kept) -> None:
-        """Replace the blocks that are kept because datasets want them."""
+        """Set the blocks that are kept because they belong to wanted datasets."""
         self._room.set_kept(kept)
 
     def find_capacity(self) -> int:
-        """Return how many bytes of pages may be held, given the space that is free now."""
+        """Return how many bytes of pages can be held, given the present free space."""
         return self._num_held * PAGE_BYTES - self._find_shortage(0)
 
     def remove_file(self, key: FileKey) -> int:
@@ -323,8 +323,8 @@ class PageStore:
         return num_held * PAGE_BYTES
 
     def evict_to_reserve(self) -> None:
-        """Evict pages, whatever their due times, until size and reserve are respected, and sync if
-        it is time. To be called each second. Raises: MissingFileError if the folder was removed."""
+        """Evict pages, whatever their due times, to meet the limits `size` and `reserve`. Sync if
+        necessary. Called every second. Raises: MissingFileError if the folder no longer exists."""
         self.folder.check()
         short = self._find_shortage(0)
         if short > 0:
@@ -332,7 +332,7 @@ class PageStore:
         self._sync_in_time()
 
     def sync(self) -> None:
-        """Make all held pages durable. Pages that the disk fails to sync are no longer held."""
+        """Make all held pages durable. Pages that cannot be synced are removed."""
         self._unsynced_bytes = 0
         self._synced_at = time.monotonic()
         failure = None
@@ -353,8 +353,8 @@ class PageStore:
             raise failure
 
     def scrub(self, max_bytes: int, is_first: bool = False) -> ScrubReport:
-        """Read the next blocks from the disk, or the first ones, and compare them with their
-        checksums. Blocks that differ are no longer held."""
+        """Read the next `max_bytes` of pages (the first ones if `is_first`) from the disk, and
+        compare them with their checksums. Blocks that do not match are removed."""
         if is_first:
             self._to_scrub = self._list_for_scrub()
         num_bytes = 0
@@ -369,7 +369,7 @@ class PageStore:
         return ScrubReport(num_bytes, wrong, True)
 
     def _list_for_scrub(self) -> Iterator[tuple[FileKey, Pages]]:
-        """Repair maps, and yield the held blocks; the next read of each comes from the disk."""
+        """Repair maps, and yield the held blocks, after dropping each from the page cache."""
         for digest, entry in list(self._entries.items()):
             is_small = entry.key.size < SMALL_BYTES
             if entry.num_held and not is_small:
@@ -386,14 +386,14 @@ class PageStore:
                 yield entry.key, left
 
     def remove_all(self) -> None:
-        """Delete the mirror's own files, and its folder if nothing else is in it."""
+        """Delete the store's files, and the mirror's folder if nothing else is in it."""
         for digest in self._entries:
             self._discard(digest)
         self._database.remove()
         self.folder.remove()
 
     def close(self) -> None:
-        """Sync, and close all files."""
+        """Sync all pages, and close all files."""
         self.sync()
         self._database.close()
         self._open_files.clear()
@@ -407,7 +407,7 @@ class PageStore:
         return entry
 
     def _open(self, digest: str) -> StoredFile:
-        """Open a file of at least 64 KiB; create it if no page is held or its map is damaged."""
+        """Open a file of at least 64 KiB. Create it if no page is held or its map is damaged."""
         stored = self._open_files.pop(digest, None)
         if stored is None:
             entry = self._entries[digest]
@@ -435,11 +435,11 @@ class PageStore:
         self._num_held += num_more
 
     def _count_again(self, entry: _KnownFile, stored: StoredFile) -> None:
-        """Count the pages of a file again by its map: some may just have been removed."""
+        """Count the held pages of a file again, by its map, since some may have been removed."""
         self._add_to_count(entry, count_pages(stored.map.held()) - entry.num_held)
 
     def _remove(self, digest: str, pages: Pages) -> None:
-        """Remove pages. Raises: DataError if the disk fails; they are then not held, either."""
+        """Remove pages. Raises: DataError if the disk fails. Even then the pages are not held."""
         entry = self._entries[digest]
         if entry.key.size < SMALL_BYTES or is_whole(self.folder.data_path(digest)):
             self._add_to_count(entry, -entry.num_held)
@@ -454,7 +454,7 @@ class PageStore:
             self._discard(digest)
 
     def _evict(self, chosen: dict[tuple[str, int], int]) -> None:
-        """Evict pages, given their masks by digest and block."""
+        """Evict pages, given as masks by digest and block."""
         num_before = self._num_held
         rows = sorted((digest, block, mask) for (digest, block), mask in chosen.items())
         for digest, file_rows in groupby(rows, itemgetter(0)):
@@ -462,7 +462,7 @@ class PageStore:
         self.num_evicted += num_before - self._num_held
 
     def _make_room(self, needed: int, due: float) -> bool:
-        """Do the same as `make_room`, for `needed` bytes."""
+        """Evict pages to write `needed` bytes that are due at `due`: see `make_room`."""
         short = self._find_shortage(needed)
         chosen = self._room.choose(short, due) if short > 0 else {}
         if chosen is None:
@@ -471,7 +471,7 @@ class PageStore:
         return True
 
     def _find_shortage(self, needed: int) -> int:
-        """Return how many bytes to evict before `needed` more are written. Raises: DataError."""
+        """Return how many bytes must be evicted to write `needed` more bytes. Raises: DataError."""
         try:
             if needed:
                 self._calls.check(self.folder.path)

@@ -1,4 +1,5 @@
-"""Sets of a file's 4 KiB pages, as one mask of 64 pages for each block of 256 KiB."""
+"""Sets of pages of a file. A page is 4 KiB, and a set has a 64-bit mask for each block of 64
+pages."""
 
 from __future__ import annotations
 
@@ -15,32 +16,34 @@ PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
 PORTION_BLOCKS = 4
-"""The number of blocks of a portion, which is requested at a time: only 1 MiB, since portions in
-flight are lost when a process is killed."""
+"""The number of blocks of a portion, the part of a file that is requested at a time. It is only 1
+MiB, since portions in flight are lost if a process is killed."""
 PIECE_BLOCKS = 32
-"""The number of blocks of a piece: 8 MiB of a file that have the same homes."""
+"""The number of blocks of a piece, a part of 8 MiB of a file. All pages of a piece are kept by the
+same nodes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 """The mask of a block that is held completely."""
 _LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
 _ONE = np.uint64(1)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
-"""The number of set bits of each byte: uint8 [256]. `np.bitwise_count` needs NumPy 2."""
+"""The number of set bits of each byte value (uint8 [256]). `np.bitwise_count` requires NumPy 2."""
 
 
 class Pages(NamedTuple):
-    """A set of pages."""
+    """A set of pages of a file, as block numbers and masks."""
 
     blocks: Uint32s
-    """The numbers of the blocks: uint32 [n], ascending, without repeats."""
+    """The numbers of the blocks with pages in the set, ascending and unique (uint32 [n])."""
     masks: Uint64s
-    """The masks of the blocks: uint64 [n], none of them 0. Bit i stands for page i of the block."""
+    """The mask of each block, which is not 0 (uint64 [n]). Bit i stands for page i of the block."""
 
     def __bool__(self) -> bool:
-        """Return whether there are any pages."""
+        """Return whether the set contains any pages."""
         return len(self.blocks) > 0
 
     def at(self, rows: Any) -> Pages:
-        """Return some of the blocks: those at an index that NumPy accepts for one dimension."""
+        """Return a set with a selection of the blocks. `rows` is an index for NumPy arrays of one
+        dimension."""
         return Pages(self.blocks[rows], self.masks[rows])
 
 
@@ -51,20 +54,20 @@ def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
     """Return the pages that contain ranges of bytes.
 
     Args:
-        offsets, sizes: int64 [n], in bytes; ranges may be in any order and overlap.
+        offsets, sizes: the ranges in bytes (int64 [n]). They may be in any order and overlap.
     """
     _, rows = rows_of_ranges(offsets, sizes)
     return merge_rows(rows)
 
 
 def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
-    """Return the pages of each range: one row for each block that the range touches, so that blocks
-    may repeat. Empty ranges have no rows.
+    """Return the pages of each range separately. There is a row for each block that a range
+    overlaps, so a block may have several rows. Empty ranges have no rows.
 
     Args:
-        offsets, sizes: int64 [n], in bytes.
+        offsets, sizes: the ranges in bytes (int64 [n]).
 
-    Returns: the index of the range of each row, int64 [m]; the rows.
+    Returns: the index of each row's range (int64 [rows]); the rows.
     """
     nonempty = np.flatnonzero(sizes > 0)
     first = offsets[nonempty] // PAGE_BYTES
@@ -81,7 +84,7 @@ def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
 
 
 def pages_of_file(size: int) -> Pages:
-    """Return all pages of a file of `size` bytes, as arrays that are read-only."""
+    """Return all pages of a file of `size` bytes, in read-only arrays."""
     num_pages = -(-size // PAGE_BYTES)
     return _share_first(num_pages) if num_pages <= PAGES_PER_BLOCK else _make_first(num_pages)
 
@@ -98,22 +101,22 @@ def _make_first(num_pages: int) -> Pages:
 
 
 _share_first = lru_cache(PAGES_PER_BLOCK + 1)(_make_first)
-"""Like _make_first, but with the same arrays for all files of one block, perhaps millions."""
+"""`_make_first` with a cache, so that the files of one block, perhaps millions, share arrays."""
 
 
 def unite(a: Pages, b: Pages) -> Pages:
-    """Return the union of two sets."""
+    """Return the union of two sets of pages of a file."""
     rows = Pages(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
     return merge_rows(rows)
 
 
 def add_pages(sets: dict[K, Pages], key: K, pages: Pages) -> None:
-    """Add pages to the set of a key, which need not exist yet."""
+    """Add pages to the set `sets[key]`, which is created if it does not exist."""
     sets[key] = unite(sets.get(key, NO_PAGES), pages)
 
 
 def intersect(a: Pages, b: Pages) -> Pages:
-    """Return the intersection of two sets."""
+    """Return the intersection of two sets of pages of a file."""
     return drop_empty(a.blocks, a.masks & _masks_at(b, a.blocks))
 
 
@@ -123,7 +126,7 @@ def subtract(a: Pages, b: Pages) -> Pages:
 
 
 def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Make a set of ascending blocks, leaving out those whose mask is 0."""
+    """Make a set of ascending blocks without those whose mask is 0."""
     return Pages(blocks, masks).at(masks != 0)
 
 
@@ -133,14 +136,14 @@ def count_pages(pages: Pages) -> int:
 
 
 def count_each(masks: Uint64s) -> Int64s:
-    """Return how many pages each mask contains: int64 [n]."""
+    """Return the number of pages in each mask (int64 [n])."""
     octets = np.ascontiguousarray(masks).view(np.uint8).reshape(-1, 8)
     counts: Int64s = _BITS_OF_BYTE[octets].sum(axis=1, dtype=np.int64)
     return counts
 
 
 def count_bytes(pages: Pages, file_size: int) -> int:
-    """Return how many bytes the pages contain of a file of `file_size` bytes."""
+    """Return the total size of pages in bytes. The last page of the file may be incomplete."""
     last_page = (file_size - 1) // PAGE_BYTES
     is_in_last_block = pages.blocks == last_page // PAGES_PER_BLOCK
     last_bit = np.uint64(1 << last_page % PAGES_PER_BLOCK)
@@ -151,8 +154,11 @@ def count_bytes(pages: Pages, file_size: int) -> int:
 
 
 def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
-    """Return the offsets and sizes of the pages in bytes: arrays of int64 [n], by ascending offset.
-    Adjacent pages are one range; no range goes beyond the end of the file."""
+    """Return the ranges of bytes that pages cover, by ascending offset. Adjacent pages are one
+    range. No range exceeds the file.
+
+    Returns: the offsets and the sizes of the ranges in bytes (both int64 [n]).
+    """
     blocks = pages.blocks.astype(np.int64)
     masks = pages.masks
     is_next = blocks[1:] == blocks[:-1] + 1
@@ -166,10 +172,10 @@ def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
 
 
 def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) -> memoryview:
-    """Return the bytes of a subset of pages, one after another.
+    """Return the bytes of a subset of pages, one page after another.
 
     Args:
-        data: the bytes of `pages`, one after another.
+        data: the bytes of `pages`, one page after another.
     """
     if np.array_equal(pages.blocks, subset.blocks) and np.array_equal(pages.masks, subset.masks):
         return data
@@ -183,25 +189,27 @@ def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) 
 
 
 def split_portions(pages: Pages) -> list[Pages]:
-    """Split a set by portion; portions begin at multiples of PORTION_BLOCKS."""
+    """Split a set of pages into one set for each portion. Portions begin at multiples of
+    PORTION_BLOCKS."""
     edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
     parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
 
 
 def piece_of(pages: Pages) -> int:
-    """Return the number of the piece that contains the pages, which must be of one piece."""
+    """Return the number of the piece that contains the pages. All of them must be in the same
+    piece."""
     return int(pages.blocks[0]) // PIECE_BLOCKS
 
 
 def by_block(pages: Pages) -> Iterator[Pages]:
-    """Split a set by block."""
+    """Split a set of pages into one set for each block."""
     for i in range(len(pages.blocks)):
         yield pages.at(slice(i, i + 1))
 
 
 def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
-    """Return the number of each page, counted from the start of the file: int64 [n], ascending."""
+    """Return the number of each page, counted from the start of the file, ascending (int64 [n])."""
     nonempty = np.flatnonzero(masks)
     bits = np.unpackbits(masks[nonempty].astype("<u8").view(np.uint8), bitorder="little")
     row, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
@@ -209,7 +217,7 @@ def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
 
 
 def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
-    """Return the masks of some blocks, 0 for blocks that are not in the set."""
+    """Return the masks of the given blocks, which are 0 for blocks without pages in the set."""
     if not pages:
         return np.zeros(len(blocks), np.uint64)
     row = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)
@@ -217,8 +225,8 @@ def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
 
 
 def merge_rows(rows: Pages) -> Pages:
-    """Return the pages of blocks that may be in any order and repeat: each block once, ascending,
-    with its masks united."""
+    """Merge the rows of each block, which may be in any order and repeat. Returns: a set of
+    pages."""
     blocks, masks = rows.at(np.argsort(rows.blocks, kind="stable"))
     first = np.flatnonzero(np.diff(blocks, prepend=-1))
     if len(first) == len(blocks):

@@ -1,4 +1,4 @@
-"""The order in which pages are evicted, decided without touching the disk.
+"""Decides the order in which pages are evicted, without access to the disk.
 
 Each page has a key, an integer; the page with the smallest key is evicted first. From small to
 large:
@@ -9,9 +9,10 @@ large:
     -(due time in microseconds) pages that will be read; those that are due last come first
     PINNED + n                  pages of pinned datasets, which are never evicted
 
-A block's entry in the queue has a lower bound of the keys of its pages. The true keys are computed
-only when the entry is taken out of the queue: the pages may have been used again, become due or
-been removed. So nothing is sorted again when pages are used, written or evicted.
+The queue has an entry for each block, with a lower bound of the keys of the block's pages. The true
+keys are computed only when the entry is taken out of the queue, since the pages may have been used
+again, become due or been removed by then. So the queue is not sorted again whenever pages are used,
+written or evicted.
 """
 
 from __future__ import annotations
@@ -29,62 +30,68 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import PAGE_BYTES, Pages, merge_rows, subtract
 
 NEVER = 1 << 62
-"""A number that is greater than all due times in microseconds, and than all counts of uses."""
+"""A number that is greater than all due times in microseconds, and all counts of uses."""
 PAST_SECONDS = 2.0
-"""The default of `grace`: seconds after which a due time that has passed no longer counts."""
+"""The default number of seconds after its due time for which a page is still treated as due."""
 WANTED = -(NEVER >> 1)
 """A number between the keys of pages with a due time and those of pages that nobody wants."""
 _MAX_DUE = 1e12
-"""The maximum due time in seconds: later ones count as this, so that keys stay above WANTED."""
+"""The maximum due time in seconds. Later due times are reduced to this, so that keys stay above
+WANTED."""
 PINNED = NEVER
-"""A number that is greater than the keys of all pages that may be evicted."""
+"""The least key of pages that are never evicted."""
 _SORT_SECONDS = 2.0
-"""Seconds after which the queue is sorted again, since due times pass, unless `grace` is less."""
+"""Seconds after which the queue is sorted again, since due times have passed, unless `grace` is
+less."""
 _SORT_SHARE = 20
-"""The minimum pause between sorts, in durations of the last one, so that sorting takes 5 %."""
+"""The minimum pause between two sorts, as a multiple of the duration of the last sort: sorting
+takes at most 5 % of the time."""
 _MIN_SORTED = 4096
 _SORTED_FRACTION = 16
-"""After a sort, the queue has the first 1/16 of the blocks, but at least _MIN_SORTED."""
+"""After a sort, the queue contains the first 1/16 of all blocks, but at least _MIN_SORTED."""
 
 _Entry: TypeAlias = tuple[int, str, int]
-"""An entry of the queue: key, digest of the file, block."""
+"""An entry of the queue: a key, the digest of a file, and the number of a block."""
 
 
 class Need(NamedTuple):
-    """Pages of a file that will be read, and when."""
+    """Pages of a file that will be read, and the times at which they are due."""
 
     key: FileKey
     pages: Pages
-    """The pages. Blocks may be in any order and repeat; the earliest due time of a page counts."""
+    """The pages. Blocks may be in any order and repeat. A page is due at the earliest of its due
+    times."""
     due: Float64s
-    """The monotonic time at which each row is read; infinite if never: float64 [rows]."""
+    """The monotonic time at which each row of `pages` will be read; infinite if never (float64
+    [rows])."""
 
     @classmethod
     def of(cls, key: FileKey, pages: Pages, due: float = math.inf) -> Need:
-        """Make a need of pages that are due at the same time."""
+        """Make a need of pages that are all due at the same time."""
         return cls(key, pages, np.full(len(pages.blocks), due))
 
     def at(self, rows: Any) -> Need:
-        """Return some of the rows: see `Pages.at`."""
+        """Return a need with a selection of the rows: see `Pages.at`."""
         return Need(self.key, self.pages.at(rows), self.due[rows])
 
 
 class Kept(Protocol):
-    """The blocks that are kept even if they are not due."""
+    """A lookup of the blocks that are kept even if no job needs them."""
 
     def get(self, digest: str, /) -> Int64s | None:
-        """Return how each block of a file is kept: int64 [blocks], WANTED, PINNED or -NEVER; None
-        if no block of it is kept."""
+        """Return the level of each block of a file (int64 [blocks]): WANTED, PINNED, or -NEVER if
+        the block need not be kept. Return None if no block of the file is kept."""
         ...
 
 
 class Room:
-    """Due times and last uses of all pages, and a queue of the blocks to evict.
+    """The due times and last uses of all pages, and a queue of the blocks to evict next.
 
     Args:
-        list_held: lists the digest and the held pages of each file.
-        find_held: returns the mask of the held pages of a block, given the file's digest.
-        now: returns the present time, in seconds of the clock of due times.
+        list_held: returns pairs of the digest and the held pages of each file.
+        find_held: returns the mask of the held pages of a block, given the file's digest and the
+            block's number.
+        now: returns the present time in seconds, by the same clock as due times.
     """
 
     def __init__(
@@ -112,17 +119,19 @@ class Room:
         self._is_stale = True
 
     def add_file(self, digest: str, num_blocks: int, use: int, *, is_whole: bool = False) -> None:
-        """Add a file whose pages were last used at count `use`.
+        """Add a file whose pages were last used at the value `use` of the counter of uses.
 
         Args:
-            is_whole: its pages are held and evicted together, by the earliest of their due times.
+            is_whole: whether the file's pages are only held and evicted together. Then all of them
+                are due at the earliest of their due times.
         """
         if is_whole:
             self._whole_files.add(digest)
         self._uses[digest] = np.full(num_blocks, use)
 
     def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
-        """Replace all due times. A page counts as read `grace` seconds after its due time."""
+        """Replace the due times of all pages. A page is treated as read `grace` seconds after its
+        due time."""
         self._grace = grace
         by_file: dict[str, list[Need]] = {}
         for need in needs:
@@ -132,17 +141,17 @@ class Room:
         self._is_stale = True
 
     def set_kept(self, kept: Kept) -> None:
-        """Replace the blocks that are kept even if they are not due."""
+        """Set the blocks that are kept even if no job needs them."""
         self._kept = kept
         self._is_stale = True
 
     def touch(self, digest: str, pages: Pages, use: int) -> None:
-        """Record that pages are used, as use number `use` of the mirror."""
+        """Record that pages were used, at the value `use` of the counter of uses."""
         self._uses[digest][pages.blocks] = use
 
     def record_write(self, digest: str, pages: Pages, due: float, use: int) -> None:
-        """Record that pages were written, as use number `use`. They will be read at `due`, or never
-        if it is infinite."""
+        """Record that pages were written, at the value `use` of the counter of uses. They will be
+        read at the time `due`, or never if `due` is infinite."""
         self.touch(digest, pages, use)
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             if due < math.inf:
@@ -152,14 +161,16 @@ class Room:
     def choose(
         self, short: int, due: float, *, any_due: bool = False
     ) -> dict[tuple[str, int], int] | None:
-        """Choose pages to evict so that `short` more bytes can be written.
+        """Choose pages to evict, of at least `short` bytes, so that new pages can be written.
 
         Args:
-            due: when the new bytes will be read. Only pages that are due later, or never, may be
-                evicted; if infinite, only pages without a due time that no dataset wants.
-            any_due: evict pages whatever their due time, even if all of them are not enough.
+            due: the time at which the new pages will be read. Only pages that are due later, or
+                never, may be evicted. If it is infinite, only unwanted pages without a due time may
+                be evicted.
+            any_due: whether pages with any due time may be evicted. Then pages are chosen even if
+                they are not enough.
 
-        Returns: masks by digest and block; None if too few pages may be evicted.
+        Returns: the masks of the pages, by digest and block; None if too few pages may be evicted.
         """
         pause = max(min(_SORT_SECONDS, self._grace), _SORT_SHARE * self._sort_seconds)
         if self._now() - self._sorted_at > pause:
@@ -194,7 +205,8 @@ class Room:
         return chosen
 
     def _list_by_key(self, digest: str, block: int, held: int) -> list[tuple[int, int]]:
-        """Return the held pages of a block as (key, mask), in the order of their eviction."""
+        """Return pairs (key, mask) of the held pages of a block, in the order in which they are
+        evicted."""
         key_without_due = int(self._keys_without_due(digest, block))
         if key_without_due >= PINNED:
             return [(key_without_due, held)] if held else []
@@ -214,7 +226,7 @@ class Room:
         return keyed[::-1]
 
     def _list_due(self, digest: str, block: int) -> list[tuple[int, int]]:
-        """Return the (key, mask) of each due time in a block, except past ones."""
+        """Return pairs (key, mask) of the pages of a block with a due time that has not passed."""
         due_pages = [*self._due_of_written.get((digest, block), [])]
         if digest in self._due:
             _, (blocks, masks), times = self._due[digest]
@@ -225,14 +237,14 @@ class Room:
         return [(key, mask) for key, mask in due_pages if key <= greatest]
 
     def _keys_without_due(self, digest: str, blocks: Any) -> Any:
-        """Return the key of pages without a due time, in a block or in blocks of a file: an int for
-        an int, int64 [n] for uint32 [n]."""
+        """Return the key of a block's pages without a due time. Given an array of blocks (uint32
+        [n]), return the key for each (int64 [n])."""
         kept = self._kept.get(digest)
         return self._uses[digest][blocks] + (-NEVER if kept is None else kept[blocks])
 
     def _refill(self, with_all: bool) -> None:
-        """Sort the queue again if it may not begin with the pages that are evicted next. It then
-        gets all blocks if `with_all`, and otherwise only those that are evicted first."""
+        """Sort the queue again if pages that are evicted next may not be at its front. Then it
+        contains all blocks if `with_all`, and otherwise only those that are evicted first."""
         has_next = self._least_unqueued == NEVER or (
             self._queue and self._queue[0][0] <= self._least_unqueued
         )
@@ -259,7 +271,7 @@ class Room:
         self._sort_seconds = self._now() - self._sorted_at
 
     def _find_least_keys(self, digest: str, pages: Pages) -> Int64s:
-        """Return a lower bound of the keys of each block's held pages: int64 [blocks]."""
+        """Return a lower bound of the keys of each block's held pages (int64 [blocks])."""
         keys: Int64s = self._keys_without_due(digest, pages.blocks)
         if digest not in self._due:
             return keys
@@ -280,19 +292,20 @@ class Room:
 
 
 def _key_of(due: float) -> int:
-    """Return the key of pages that are due at `due`, in seconds; later pages have smaller keys.
-    Even pages that are never due have greater keys than wanted pages."""
+    """Return the key of pages that are due at the time `due` in seconds. Later pages have smaller
+    keys, but even pages with an infinite due time have greater keys than wanted pages without
+    one."""
     return -round(min(due, _MAX_DUE) * 1_000_000)
 
 
 def concatenate(needs: Sequence[Need]) -> tuple[Pages, Float64s]:
-    """Return the rows and the due times of one or more needs, one need after another."""
+    """Concatenate the rows and the due times of one or more needs."""
     blocks = np.concatenate([need.pages.blocks for need in needs])
     masks = np.concatenate([need.pages.masks for need in needs])
     return Pages(blocks, masks), np.concatenate([need.due for need in needs])
 
 
 def _sort(needs: Sequence[Need]) -> Need:
-    """Combine all needs of a file into one, sorted by block."""
+    """Combine all needs of a file into one need, sorted by block."""
     need = Need(needs[0].key, *concatenate(needs))
     return need.at(np.argsort(need.pages.blocks, kind="stable"))

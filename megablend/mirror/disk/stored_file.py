@@ -1,8 +1,8 @@
-"""The owner's side of one mirrored file: its copy and its map, written in such an order that the
-process, the machine or the disk may fail at any time.
+"""Writes the copy and the map of a mirrored file, for the owner of the mirror. The order of writes
+is such that the process, the machine or the disk may fail at any time.
 
-A source file under 64 KiB is mirrored as one file without a map. It is held whole or not at all,
-and appears and is removed whole, so that bytes that were read from it remain valid.
+A source file under 64 KiB is mirrored as one file without a map. It is written and removed as a
+whole, so that bytes that were read from it remain valid.
 
     size bytes   the bytes of the source file
     n bytes      JSON by FileKey.pack
@@ -53,11 +53,12 @@ _MAGIC = b"MBSF\0\0\0\1"
 _MAX_CONTENT_BYTES = SMALL_BYTES + (64 << 10)
 _CHECKSUM_MASK = 0xFFFFFFFF
 _SLACK_BYTES = 1 << 20
-"""The bytes that a copy may occupy beyond its held pages before `repair` makes holes again."""
+"""The number of bytes that a copy may occupy in addition to its held pages before `repair` makes
+holes again."""
 
 
 class StoredFile:
-    """A file of at least 64 KiB, whose pages one thread writes and removes."""
+    """A mirrored file of at least 64 KiB. Only one thread may write and remove its pages."""
 
     def __init__(
         self, folder: MirrorFolder, block_map: BlockMap, fd: int, calls: DiskCalls
@@ -68,14 +69,15 @@ class StoredFile:
         self._fd = fd
         self._calls = calls
         self._may_be_durable = True
-        """Whether a flag DURABLE may be on the disk, even if it is not in memory."""
+        """Whether a record on the disk may have the flag DURABLE, even if no record in memory has
+        it."""
 
     @classmethod
     def create(
         cls, folder: MirrorFolder, key: FileKey, boot: bytes, calls: DiskCalls
     ) -> StoredFile:
-        """Create a file without pages, which replaces an existing one. Raises: DataError; OSError
-        if there is no room for its map."""
+        """Create a file without pages. An existing file is replaced. Raises: DataError; OSError if
+        there is no room for the map."""
         digest = key.digest
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         discard(folder, digest)
@@ -98,7 +100,8 @@ class StoredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, digest: str, calls: DiskCalls) -> StoredFile | None:
-        """Open an existing file. Returns: None if map or copy are damaged. Raises: DataError."""
+        """Open an existing file. Returns: None if the map or the copy is damaged. Raises:
+        DataError."""
         map_fd = folder.open_file(folder.map_path(digest), os.O_RDWR)
         try:
             block_map = BlockMap.read(map_fd, mmap.ACCESS_WRITE)
@@ -115,8 +118,14 @@ class StoredFile:
             os.close(self._fd)
 
     def write(self, pages: Pages, data: memoryview) -> None:
-        """Write pages that are not held yet, and add them to the map: all of them, or none if
-        writing fails. `data` has their bytes, one after another. Raises: OSError."""
+        """Write pages that are not held yet, and add them to the map. If writing fails, no page is
+        added.
+
+        Args:
+            data: the bytes of the pages, one page after another.
+
+        Raises: OSError.
+        """
         begin = 0
         try:
             for offset, size in self._list_ranges(pages):
@@ -138,10 +147,11 @@ class StoredFile:
             begin = stop
 
     def read(self, pages: Pages) -> tuple[bytes, Pages]:
-        """Read held pages, and compare their blocks with the checksums.
+        """Read held pages, and compare the blocks that contain them with their checksums.
 
-        Returns: the bytes of the pages, one after another; all held pages of blocks whose checksum
-            is wrong or that cannot be read. If there are any, the bytes are not valid.
+        Returns: the bytes of the pages, one page after another; and the wrong pages, which are all
+            held pages of blocks that cannot be read or whose checksum is wrong. If there are wrong
+            pages, the bytes are not valid.
         """
         parts = []
         wrong = []
@@ -157,9 +167,10 @@ class StoredFile:
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
-        """Take pages out of the map, and make holes of them. Returns: how many of them were held.
+        """Remove pages from the map, and make holes in the copy. Returns: the number of pages that
+        were held.
 
-        Raises: DataError if the disk fails. Then the pages are not held, either.
+        Raises: DataError if the disk fails. Even then the pages are not held.
         """
         removed_rows = []
         for part in by_block(pages):
@@ -188,7 +199,7 @@ class StoredFile:
 
     def sync(self) -> None:
         """Make the held pages durable. Raises: DataError if the disk fails. Then pages that were
-        not durable are no longer held, since the system may have lost them."""
+        not durable are removed, since the system may have lost them."""
         new = self.map.held(without=DURABLE)
         try:
             self._calls.sync(self._fd)
@@ -201,9 +212,9 @@ class StoredFile:
             self.map.store(block, held, DURABLE, checksum)
 
     def recover(self, boot: bytes) -> int:
-        """Keep the blocks of a previous owner that can be trusted: durable ones, and others if the
-        machine was not restarted since then, or if their checksum is right. Returns: how many pages
-        were removed. Raises: DataError."""
+        """Remove pages of a previous owner that cannot be trusted. Blocks are kept if they are
+        durable, if their checksum is right, or if the machine has not been restarted since they
+        were written. Returns: the number of removed pages. Raises: DataError."""
         self.repair()
         num_lost = 0
         if self.map.boot != boot:
@@ -214,8 +225,8 @@ class StoredFile:
         return num_lost
 
     def repair(self) -> None:
-        """Write the header again, give up blocks whose records are damaged, and make holes of pages
-        that are not held, in case an owner exited before it had done so. Raises: DataError."""
+        """Write the header again, remove blocks with damaged records, and make holes for pages that
+        are not held, in case an owner exited before doing so. Raises: DataError."""
         self.map.store_header(self.map.boot)
         damaged = self.map.find_damage()
         for block in damaged:
@@ -230,11 +241,11 @@ class StoredFile:
             raise disk_error(self.path, error) from error
 
     def forget_cached(self, block: int) -> None:
-        """Drop a block from the system's page cache, so that its next read comes from the disk."""
+        """Drop a block from the system's page cache, so that the next read accesses the disk."""
         os.posix_fadvise(self._fd, block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
 
     def _read(self, pages: Pages) -> memoryview | None:
-        """Return the bytes of pages, one after another; None if the disk fails."""
+        """Return the bytes of pages, one page after another; None if the disk fails."""
         parts = []
         with suppress(OSError):
             for offset, size in self._list_ranges(pages):
@@ -252,8 +263,8 @@ class StoredFile:
 
 
 def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | None:
-    """Read a file under 64 KiB. Returns: its key and its bytes; None if it is not held or is damaged.
-    Raises: DataError if it cannot be read."""
+    """Read a mirrored file under 64 KiB. Returns: the key and the bytes of the file; None if it is
+    not held or is damaged. Raises: DataError if it cannot be read."""
     path = folder.data_path(digest)
     try:
         with os.fdopen(folder.open_file(path, os.O_RDONLY), "rb") as file:
@@ -273,8 +284,8 @@ def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | Non
 
 
 def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: DiskCalls) -> None:
-    """Write a file under 64 KiB, which appears only when it is complete. Raises: OSError; DataError
-    if its temporary file cannot be created."""
+    """Write a mirrored file under 64 KiB atomically. Raises: OSError; DataError if the temporary
+    file cannot be created."""
     metadata = key.pack()
     content = b"".join((data, metadata, _MAGIC, struct.pack("<I", len(metadata))))
     content += struct.pack("<I", zlib.crc32(content))
@@ -293,18 +304,19 @@ def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: Dis
 
 
 def pages_of_rows(rows: list[tuple[int, int]]) -> Pages:
-    """Make the set of pages of (block, mask) pairs, which are sorted by block."""
+    """Make a set of pages from (block, mask) pairs that are sorted by block."""
     blocks, masks = zip(*rows, strict=True) if rows else ((), ())
     return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
 
 
 def _block_of(pages: Pages) -> tuple[int, int]:
-    """Return the block and the mask of pages of one block."""
+    """Return the block number and the mask of pages that are all in one block."""
     return int(pages.blocks[0]), int(pages.masks[0])
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
-    """Remove a file, if it exists, and notify readers that have it open. Raises: DataError."""
+    """Remove a mirrored file if it exists, and notify readers that have it open. Raises:
+    DataError."""
     path = folder.map_path(digest)
     try:
         with suppress(MissingFileError):
@@ -318,8 +330,8 @@ def discard(folder: MirrorFolder, digest: str) -> None:
 
 
 def is_whole(copy: Path) -> bool:
-    """Return whether a file's copy may only be removed as a whole: another folder has a hard link
-    to it, or had one, so programs may have mapped it."""
+    """Return whether a copy may be removed only as a whole, without making holes, since programs
+    may have mapped it: another folder has, or had, a hard link to the copy."""
     try:
         state = copy.stat()
     except OSError:
@@ -328,7 +340,8 @@ def is_whole(copy: Path) -> bool:
 
 
 def keep_whole(link: Path) -> None:
-    """Mark a copy, given a hard link, so that `is_whole` returns True even without the link."""
+    """Mark the copy to which `link` is a hard link, so that `is_whole` returns True even after the
+    link is removed."""
     state = link.lstat()
     if stat.S_ISREG(state.st_mode) and state.st_nlink > 1:
         link.chmod(stat.S_IMODE(state.st_mode) | stat.S_ISVTX)
