@@ -171,7 +171,7 @@ class Listings:
                 return []
         catalog = self._catalog
         inputs: list[object] = [catalog.revisions, catalog.wants, names]
-        # These objects are replaced, never changed in place, so identity means that nothing has changed
+        # These objects are replaced at each change, so nothing has changed if they are the same
         if all(old is new for old, new in zip(self._own_inputs, inputs, strict=True)):
             return self._own
         nodes_of: dict[str, set[str]] = {}  # the nodes that must hold each wanted dataset

@@ -377,7 +377,7 @@ class PageStore:
                 stored.repair()
                 self._count_again(entry, stored)
             for pages in by_block(self.held(entry.key)):
-                # Some pages may have been evicted before the turn of this block
+                # Some pages may have been evicted before it was this block's turn
                 left = subtract(pages, self.missing(entry.key, pages))
                 if not left:
                     continue

@@ -83,7 +83,7 @@ class StoredFile:
         discard(folder, digest)
         map_fd = folder.open_file(folder.map_path(digest), flags)
         try:
-            # Without holes, since a store into a hole on a full disk would end the process
+            # Without holes, since a write to a mapped hole on a full disk would kill the process
             calls.allocate(map_fd, 0, map_bytes(key.size))
             block_map = BlockMap(mmap.mmap(map_fd, map_bytes(key.size)), key, boot)
             block_map.store_header(boot)
@@ -181,7 +181,7 @@ class StoredFile:
                 removed = held & mask
                 data = self._read(pages_of_rows([(block, removed)]))
                 if data is None:
-                    kept = 0  # the checksum of the others cannot be computed
+                    kept = 0  # the checksum of the other pages cannot be computed
                 else:
                     checksum -= sum_of_pages(removed, data)
             self.map.store(block, kept, flags, checksum & _CHECKSUM_MASK)

@@ -1,7 +1,8 @@
-"""A client of etcd, 3.4 and later: the few calls of its JSON gateway that are needed, over aiohttp.
+"""A client of etcd 3.4 and later, which uses the JSON gateway over aiohttp. It has only the calls
+that mirrors need.
 
-Keys are text, values are bytes. Requests go to one endpoint, and to the next one if that does not
-respond.
+Keys are strings, and values are bytes. Requests are sent to one endpoint, and to the next one if
+that endpoint does not respond.
 """
 
 from __future__ import annotations
@@ -23,32 +24,33 @@ from megablend.system.log import LOG
 
 _PATIENCE_SECONDS = 5.0
 _SILENT_SECONDS = 30.0
-"""A watch is started again after this time without events, since its connection may be dead."""
+"""Seconds without events after which a watch is started again, since the connection may be dead."""
 _FAILED_PRECONDITION = 9
-"""gRPC's code for a request that etcd's state does not allow."""
+"""gRPC's status code FAILED_PRECONDITION: the present state of etcd does not permit the request."""
 _UNAVAILABLE = (2, 4, 8, 13, 14)
-"""gRPC's codes for temporary failures: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL and
-UNAVAILABLE."""
+"""gRPC's status codes of temporary failures: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED,
+INTERNAL and UNAVAILABLE."""
 
 
 class EtcdAwayError(ResourceError):
-    """No endpoint responds. A change that was requested may or may not have been made."""
+    """Raised if no endpoint responds. A change that was requested may or may not have been made."""
 
 
 class StartOverError(Exception):
-    """The changes since a revision are no longer known: all keys have to be read again."""
+    """Raised if etcd no longer knows the changes since a revision, so that all keys have to be read
+    again."""
 
 
 class Value(NamedTuple):
-    """The value of a key."""
+    """The value of a key in etcd."""
 
     data: bytes
     revision: int
-    """The revision of etcd in which the key was last put."""
+    """The revision of etcd in which the key was last written."""
 
 
 class Etcd:
-    """Requests to etcd, all from one event loop.
+    """A client of etcd. It must be used from only one event loop.
 
     A request raises EtcdAwayError if no endpoint responds, and ConfigError if an endpoint is not
     etcd or refuses the user.
@@ -56,8 +58,8 @@ class Etcd:
     Args:
         endpoints: URLs, such as http://host:2379.
         tls: the TLS context for https; None to trust the system's certificate authorities.
-        user, password: None if etcd needs none.
-        patience: seconds to wait for a response from an endpoint.
+        user, password: the credentials; None if etcd requires none.
+        patience: the number of seconds to wait for a response of an endpoint.
     """
 
     def __init__(
@@ -91,13 +93,14 @@ class Etcd:
             await self._http.close()
 
     async def get(self, prefix: str) -> tuple[dict[str, Value], int]:
-        """Read all keys below a prefix. Returns: their values, and the present revision of etcd."""
+        """Read all keys that begin with a prefix. Returns: the values by key, and the present
+        revision of etcd."""
         answer = await self._ask("kv/range", _range_of(prefix))
         values = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
         return values, _revision_of(answer)
 
     async def list_keys(self, prefix: str) -> list[str]:
-        """List the keys below a prefix."""
+        """Return the keys that begin with a prefix."""
         answer = await self._ask("kv/range", _range_of(prefix) | {"keys_only": True})
         return [_text(each["key"]) for each in answer.get("kvs", ())]
 
@@ -108,16 +111,17 @@ class Etcd:
         deletes: Collection[str] = (),
         lease: int = 0,
     ) -> int | None:
-        """Change keys in one transaction, if some keys are at their expected revisions.
+        """Change keys in one transaction, on condition that certain keys have their expected
+        revisions.
 
         Args:
-            expected: revisions of keys; 0 for a key that must not exist.
-            puts: new values of keys.
-            deletes: keys to delete.
-            lease: the lease with which the new values expire; 0 for none.
+            expected: the expected revisions by key; 0 for a key that must not exist.
+            puts: the new values by key.
+            deletes: the keys to delete.
+            lease: the id of the lease with which the new values expire; 0 for none.
 
-        Returns: the revision of etcd with the changes; None if a key was not at its expected
-            revision.
+        Returns: the revision of etcd after the changes; None if nothing was changed, since a key
+            did not have its expected revision.
         """
         request = {
             "compare": [
@@ -136,21 +140,23 @@ class Etcd:
         return _revision_of(answer) if answer.get("succeeded") else None
 
     async def grant(self, seconds: float) -> int:
-        """Request a lease, which expires after `seconds` unless it is renewed. Returns: its id."""
+        """Request a lease, which expires after `seconds` unless it is renewed. Returns: the id of
+        the lease."""
         answer = await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))})
         return int(answer["ID"])
 
     async def keep(self, lease: int) -> bool:
-        """Renew a lease for its full duration. Returns: False if it has expired."""
+        """Renew a lease for its full duration. Returns: False if the lease has expired."""
         answer = await self._ask("lease/keepalive", {"ID": str(lease)})
         return int(answer["result"].get("TTL", 0)) > 0
 
     async def watch(
         self, prefix: str, from_revision: int
     ) -> AsyncIterator[list[tuple[str, Value | None, int]]]:
-        """Wait for changes below a prefix, from a revision on. Yields lists of a key, its value
-        (None if it was deleted) and its revision. Ends only with an error. Raises: StartOverError
-        if etcd has forgotten these changes, has lost its data, or asks for the password again."""
+        """Yield the changes of keys that begin with a prefix, from the revision `from_revision` on.
+        Each list that is yielded contains triples of a key, its value (None if it was deleted) and
+        its revision. The iterator ends only with an error. Raises: StartOverError if etcd no longer
+        knows these changes, has lost its data, or requires the password again."""
         while True:
             request = _range_of(prefix) | {"start_revision": str(from_revision)}
             async with aclosing(self._stream({"create_request": request})) as results:
@@ -169,8 +175,8 @@ class Etcd:
                         yield changes
 
     async def _stream(self, request: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the results of one watch of the first endpoint, until it is silent. Raises: the
-        errors of all requests; StartOverError if the token is no longer valid."""
+        """Yield the results of a watch at the first endpoint, until the endpoint is silent for too
+        long. Raises: the errors of all requests; StartOverError if the token is no longer valid."""
         endpoint = self._endpoints[0]
         try:
             async with self._post(endpoint, "watch", request, total=None) as answer:
@@ -185,7 +191,8 @@ class Etcd:
             raise self._note_away(f"{endpoint}: {error}") from None
 
     async def _ask(self, path: str, request: Any, *, is_change: bool = False) -> dict[str, Any]:
-        """Send a request to one endpoint after another until one responds, and return the response."""
+        """Send a request to one endpoint after another until one responds. Returns: the
+        response."""
         problems = []
         for endpoint in list(self._endpoints):
             try:
@@ -209,7 +216,7 @@ class Etcd:
         raise self._note_away("; ".join(problems))
 
     def _turn_away(self, endpoint: str) -> None:
-        """Move this endpoint to the end of the list."""
+        """Move an endpoint that does not respond to the end of the list."""
         self._endpoints.sort(key=lambda each: each == endpoint)
 
     def _note_away(self, trouble: str) -> EtcdAwayError:
@@ -225,7 +232,8 @@ class Etcd:
         )
 
     async def _ask_as_user(self, endpoint: str, path: str, request: Any) -> dict[str, Any]:
-        """Send a request with a token, which is renewed if it is no longer valid."""
+        """Send a request with the user's token. Request another token if that one is no longer
+        valid."""
         if self._token:
             try:
                 return await self._ask_one(endpoint, path, request)
@@ -262,8 +270,8 @@ class Etcd:
         )
 
     def _read(self, endpoint: str, status: int, body: bytes) -> dict[str, Any]:
-        """Parse a response. Raises: _InvalidTokenError; ClientError if the endpoint is unavailable;
-        ConfigError if it refuses the request, or is not etcd."""
+        """Parse the body of a response. Raises: _InvalidTokenError; ClientError if the endpoint is
+        unavailable; ConfigError if the endpoint refuses the request, or is not etcd."""
         try:
             result = parse_json(body)
             error = result.get("error")
@@ -291,7 +299,7 @@ class Etcd:
         raise self._refusal(endpoint, message)
 
     def _refusal(self, endpoint: str, message: str) -> ConfigError:
-        """Return the error for a request that an endpoint refused."""
+        """Return the error to raise for a request that an endpoint refused."""
         if "too large" in message:
             return ConfigError(
                 f"etcd: {endpoint}: {message}\nstart etcd with a higher --max-request-bytes"
@@ -305,7 +313,7 @@ class Etcd:
 
 
 class _InvalidTokenError(ConfigError):
-    """The token is no longer valid, or its user is not permitted to do what was requested."""
+    """Raised if the token is no longer valid, or the user lacks the permission for a request."""
 
 
 async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -337,7 +345,8 @@ def _text(code: str) -> str:
 
 
 def _range_of(prefix: str) -> dict[str, Any]:
-    """Return the range of keys that begin with `prefix`, whose last byte must be less than 255."""
+    """Return the fields of a request that select all keys with a prefix. The last byte of the
+    prefix must be less than 255."""
     last = prefix.encode()
     end = last[:-1] + bytes([last[-1] + 1])
     return {"key": _code(prefix), "range_end": _code(end)}

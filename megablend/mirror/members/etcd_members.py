@@ -1,13 +1,13 @@
-"""The nodes of a cluster that have a lease in etcd, and the views that they agree on.
+"""Maintains the views of a cluster, which are numbered lists of its live nodes, through etcd.
 
     nodes/<name>    with the node's lease: its folder, version and protocol
     shared/view     the view: number, nodes, earlier
 
-A node has its name as long as its lease is renewed. The first nodes of a view, and nodes that are
-not in it, compare the view with the nodes that have leases, and replace it in a transaction if they
-differ: so there is only one view with each number, and a node that cannot reach etcd's majority
-makes none. Without etcd the last view stays in force. A node stores it in its folder, continues
-with it after a restart, and puts it back if etcd has lost it.
+A node owns its name as long as it renews its lease. The first nodes of a view, and nodes that are
+not in the view, compare it with the nodes that have leases. If they differ, the view is replaced in
+a transaction. So there is only one view with each number, and a node that cannot reach a majority
+of etcd's members makes no view. While etcd is unreachable, the last view stays in force. Each node
+stores it in its folder, continues with it after a restart, and puts it back if etcd has lost it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from megablend.system.log import LOG
 
 _KINDS = ("nodes/", "shared/", "held/")
 _NUM_PROPOSERS = 3
-"""The number of nodes of a view that propose the next one: several, since one may hang."""
+"""The number of nodes of a view that propose the next view. One would not be enough, since it may
+hang."""
 _DIFFERING_SECONDS = 2.0
-"""The time for which a view must differ from the nodes that have leases before the next view is
-made: nodes often join or leave together."""
+"""Seconds for which a view must differ from the nodes that have leases before it is replaced, since
+nodes often join or leave together."""
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 _SHOWN_NAMES = 20
@@ -45,7 +46,8 @@ _VIEW = {"number": int, "nodes": [str], "earlier": [[str]]}
 
 
 class EtcdMembers:
-    """Follows and proposes the views of a cluster, for one of its nodes, which has a lease.
+    """The membership of one node in a cluster: keeps the node's lease, follows the views of the
+    cluster, and proposes views.
 
     Args:
         etcd: the client of etcd.
@@ -57,17 +59,18 @@ class EtcdMembers:
     def __init__(self, etcd: Etcd, options: EtcdOptions, own: str, folder: MirrorFolder) -> None:
         self.etcd = etcd
         self.size = options.nodes_expected
-        """The number of nodes that are expected."""
+        """The number of nodes to wait for before the first view is made."""
         self.prefix = f"{options.prefix}/v1/"
         """The prefix of all keys."""
         self.shared = Followed(etcd, f"{self.prefix}shared/")
-        """The keys that all nodes follow."""
+        """The keys below `shared/`, which all nodes follow."""
         self.lease = 0
         """The id of this node's lease; 0 while it has none."""
         self.find_away: Callable[[], Collection[str]] = lambda: ()
-        """Returns the names of the nodes that this one cannot reach."""
+        """Returns the names of the nodes that this node cannot reach."""
         self._joined: Collection[str] = ()
-        """The names of the nodes that had joined when this node last looked."""
+        """The names of the nodes that had leases when this node last compared them with the
+        view."""
         self._own = own
         self._seconds = options.lease
         self._folder = folder
@@ -79,16 +82,16 @@ class EtcdMembers:
         """The latest view that this node knows; None before the first one."""
         self._started_at = time.monotonic()
         self._renewed_at = -math.inf
-        """The monotonic time at which this node last requested or renewed its lease."""
+        """The monotonic time at which this node last requested a lease, or renewed it."""
         self._trouble = ""
-        """Why the value of the view's key is not a view; empty if it is one."""
+        """Why the value of the key `shared/view` is not a valid view; empty if it is valid."""
         self._least_number = 0
-        """The number of the view in etcd when this node took its last lease."""
+        """The number of the view in etcd when this node last got a lease."""
 
     async def start(self) -> None:
-        """Register this node's name. Raises: ConfigError if a live node has the same name, a node
-        speaks another protocol, or the prefix contains keys of other programs; EtcdAwayError if
-        etcd is unreachable and this node has no earlier view to continue with."""
+        """Register this node's name in etcd. Raises: ConfigError if a live node has the same name,
+        a node uses another protocol, or the prefix contains keys of other programs; EtcdAwayError
+        if etcd is unreachable and this node has not stored a view."""
         try:
             for key in await self.etcd.list_keys(self._root):
                 if not key.startswith(tuple(self.prefix + kind for kind in _KINDS)):
@@ -113,7 +116,7 @@ class EtcdMembers:
             LOG.warning("mirror: continuing with view %d: %s", self._latest.number, error)
 
     async def _check_protocols(self) -> None:
-        """Check that all nodes speak this one's protocol. Raises: ConfigError."""
+        """Check that all nodes use the same protocol as this node. Raises: ConfigError."""
         values, _ = await self.etcd.get(self._nodes_prefix)
         for key, value in values.items():
             protocol = _parse(value).get("protocol")
@@ -125,11 +128,12 @@ class EtcdMembers:
                 )
 
     async def stop(self) -> None:
-        """Leave etcd. The lease remains: a node that is restarted soon is the same node."""
+        """Close the connections to etcd. The lease is kept, so that a node that is restarted soon
+        keeps its name."""
         await self.etcd.close()
 
     async def follow(self) -> AsyncIterator[View]:
-        """Yield the views that include this node, each later than the one before. Raises:
+        """Yield the views that include this node, whenever there is a later one. Raises:
         ConfigError."""
         tasks = [
             asyncio.ensure_future(_persist(work))
@@ -157,8 +161,8 @@ class EtcdMembers:
                 each.cancel()
 
     def _update_latest(self, value: Value | None) -> None:
-        """Make the view in etcd the latest one if its number is higher. Raises: ConfigError if the
-        value is not a view, and this node knows none."""
+        """Replace the latest known view by the view in etcd if that has a higher number. Raises:
+        ConfigError if the value is not a view, and this node knows no view."""
         self._trouble = ""
         try:
             view = self._read_view(value)
@@ -174,12 +178,14 @@ class EtcdMembers:
             self._store(view)
 
     def find_doubt(self, number: int) -> float | None:
-        """Return the monotonic time since which the other nodes may have agreed on a later view
-        without this node's knowledge; infinity if they must be assumed to have done so, None if
-        they cannot have.
+        """Return the time from which on the other nodes may have agreed on a later view without
+        this node.
 
         Args:
             number: the number of the view that is in force on this node.
+
+        Returns: a monotonic time. None if there cannot be a later view; infinity if this node must
+            assume that there is one.
         """
         lease_end = self._renewed_at + self._seconds
         if time.monotonic() > lease_end:
@@ -198,7 +204,8 @@ class EtcdMembers:
         }
 
     async def _register(self) -> bool:
-        """Take this node's name with a new lease. Returns: False if another node has it."""
+        """Register this node's name with a new lease. Returns: False if another node owns the
+        name."""
         key = self._nodes_prefix + self._own
         earlier = await self._get(key)
         if earlier is not None and _parse(earlier).get("folder") != self._folder.id:
@@ -227,8 +234,8 @@ class EtcdMembers:
         return values.get(key)
 
     async def _keep_lease(self) -> None:
-        """Renew the lease, until cancelled; request another one when it has expired. Raises:
-        EtcdAwayError, as does `_propose_views`: `_persist` starts both again."""
+        """Renew the lease, until cancelled. If it has expired, request another one. Raises:
+        EtcdAwayError, after which `_persist` calls this again."""
         while True:
             began = time.monotonic()
             if self.lease and await self.etcd.keep(self.lease):
@@ -244,7 +251,8 @@ class EtcdMembers:
             await asyncio.sleep(self._seconds / _NUM_RENEWALS if is_well else _RETRY_SECONDS)
 
     async def _propose_views(self) -> None:
-        """Propose views whenever this node is a proposer, until cancelled."""
+        """Propose views whenever this node is a proposer, until cancelled. Raises: see
+        `_keep_lease`."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if self._is_proposer():
@@ -276,15 +284,15 @@ class EtcdMembers:
             following.cancel()
 
     def _is_proposer(self) -> bool:
-        """Return whether this node is among the first responding nodes of the view, or not in
-        it."""
+        """Return whether this node should propose views: it is among the first responding nodes of
+        the view, or not in the view."""
         names = () if self._latest is None else self._latest.names
         away = self.find_away()
         there = [name for name in names if name not in away or name == self._own]
         return self._own not in there[_NUM_PROPOSERS:]
 
     def _propose(self, nodes: Followed) -> View | None:
-        """Return the view that should replace the one in etcd; None if that one is right."""
+        """Return the view that should replace the view in etcd; None if that is up to date."""
         current = self._read_view(self.shared.values.get(self._view_key))
         live = [key.removeprefix(self._nodes_prefix) for key in nodes.values]
         # Just after etcd was away, nodes may have had no time to renew their leases
@@ -293,13 +301,15 @@ class EtcdMembers:
         return propose(current, self._latest, live, expected=self.size, keeps=keeps)
 
     async def _put(self, view: View) -> None:
-        """Put a view, unless another node has put one since this node read the last one."""
+        """Write a view to etcd, unless another node has written a view since this node last read
+        it."""
         current = self.shared.values.get(self._view_key)
         expected = {self._view_key: 0 if current is None else current.revision}
         await self.etcd.change(expected, {self._view_key: pack_json(_as_json(view))})
 
     def _read_view(self, value: Value | None) -> View | None:
-        """Return the view in a value, None without one. Raises: ConfigError if it is not a view."""
+        """Parse the value of the view's key. Returns: None if there is no value. Raises:
+        ConfigError if it is not a view."""
         if value is None:
             return None
         view = _make_view(_parse(value))
@@ -311,7 +321,8 @@ class EtcdMembers:
         return view
 
     def _load(self) -> View | None:
-        """Return the stored view; None if no view of this cluster is stored."""
+        """Return the view that is stored in this node's folder; None if no view of this cluster is
+        stored."""
         try:
             stored = parse_json(self._path.read_bytes())
         except (OSError, ValueError):
@@ -327,7 +338,8 @@ class EtcdMembers:
 
 
 async def _persist(work: Callable[[], Awaitable[None]]) -> None:
-    """Repeat `work` until cancelled, even if etcd refuses a request: the cause may be fixed."""
+    """Call `work` repeatedly until cancelled, even if etcd refuses a request, since the cause may
+    be fixed."""
     while True:
         try:
             await work()
@@ -340,7 +352,7 @@ async def _persist(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _parse(value: Value) -> dict[str, Any]:
-    """Return the JSON object of a value; an empty one if the value is something else."""
+    """Return the JSON object in a value; an empty dict if the value is not a JSON object."""
     try:
         fields = parse_json(value.data)
     except ValueError:
@@ -353,7 +365,7 @@ def _as_json(view: View) -> dict[str, Any]:
 
 
 def _make_view(fields: dict[str, Any]) -> View | None:
-    """Make a view from the result of `_as_json`; None if it has other fields."""
+    """Make a view from the result of `_as_json`. Returns: None if the fields are not valid."""
     if not fits(fields, _VIEW):
         return None
     return View(fields["number"], tuple(fields["nodes"]), tuple(map(tuple, fields["earlier"])))

@@ -1,4 +1,4 @@
-"""Follows the values of keys in etcd."""
+"""Keeps a copy of the values of keys in etcd."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _RETRY_SECONDS = 1.0
 
 
 class Followed:
-    """Follows the keys below a prefix of etcd.
+    """A copy of all keys in etcd that begin with a prefix, which is updated when they change.
 
     Args:
         etcd: the client.
-        prefix: the beginning of the keys.
+        prefix: the prefix of the keys.
     """
 
     def __init__(self, etcd: Etcd, prefix: str) -> None:
         self._etcd = etcd
         self._prefix = prefix
         self.values: dict[str, Value] = {}
-        """The last known values; a new dict at each change."""
+        """The last known values by key. At each change, the dict is replaced by a new one."""
         self.revision = 0
-        """The revision of etcd to which these values belong; 0 before they are first read."""
+        """The revision of etcd to which `values` belongs; 0 before the keys are first read."""
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follow all changes until cancelled, even if etcd was unreachable. Raises:
+        """Follow all changes until cancelled, even if etcd is unreachable for a time. Raises:
         ConfigError."""
         while True:
             with suppress(StartOverError, EtcdAwayError):
@@ -39,7 +39,7 @@ class Followed:
             await asyncio.sleep(random.uniform(0, 2 * _RETRY_SECONDS))
 
     async def _follow(self) -> None:
-        """Read the keys, and follow their changes until an error."""
+        """Read the keys, and follow their changes until an error occurs."""
         values, revision = await self._etcd.get(self._prefix)
         await self._update(values, revision)
         async for changes in self._etcd.watch(self._prefix, revision + 1):
@@ -58,10 +58,10 @@ class Followed:
             self._news.notify_all()
 
     async def wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until `is_met` returns True; it is called after each change."""
+        """Wait until `is_met`, which is called after each change, returns True."""
         async with self._news:
             await self._news.wait_for(is_met)
 
     async def wait_for_change(self, values: Mapping[str, Value]) -> None:
-        """Wait until `self.values` is no longer `values`."""
+        """Wait until there are newer values than `values`."""
         await self.wait_for(lambda: self.values is not values)

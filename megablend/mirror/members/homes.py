@@ -2,8 +2,9 @@
 
 Each pair of a piece and a node has a number that looks random. The nodes with the smallest numbers
 are the homes of a piece, beginning with the smallest. Nothing is requested or stored: every node
-computes the same numbers. If a node leaves, only its own pieces move, each to the next node of its
-order; if a node joins, it takes an equal share of pieces from all others.
+computes the same numbers. If a node leaves, only the pieces that it kept move to other nodes, each
+to the next node in the piece's order. If a node joins, it takes an equal share of pieces from all
+other nodes.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from megablend.mirror.disk.pages import PIECE_BLOCKS
 
 MAX_NODES = 1 << 16
 _PLACE_BITS = np.uint64(MAX_NODES - 1)
-"""A mask of a number's lowest bits. They are the node's place in the list, so that no two numbers
-are equal."""
+"""A mask of the lowest bits of a number. They contain the node's place in the list of nodes, so
+that no two numbers of a piece are equal."""
 _TAKEN = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-"""Replaces numbers that have been chosen, so that they are not the smallest again."""
+"""The value that replaces a number that has been found, so that it is not found again."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, as in splitmix64: it keeps neighbouring pieces far apart."""
 _MIX_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_FACTOR_2 = np.uint64(0x94D049BB133111EB)
 _MIX_FACTOR_2_HIGH = np.uint64(0x94D049BB133111EB << 16 & 0xFFFF_FFFF_FFFF_FFFF)
-"""_MIX_FACTOR_2 shifted, so that its products have zeros in the bits of the place."""
+"""_MIX_FACTOR_2 shifted by 16 bits, so that products have zeros in the bits of the place."""
 _MAX_PAIRS = 1 << 15
-"""The number of pairs of a piece and a node that are computed at a time: their 512 KiB stay in a
-core's cache, which makes it twice as fast as 8 MiB at a time."""
+"""The number of pairs of a piece and a node that are computed at a time. The 512 KiB that they take
+fit into a core's cache, which is twice as fast as 8 MiB at a time."""
 _PIECES_AT_A_TIME = 1 << 20
 _MAX_MINIMUMS = 32
-"""Up to this many nodes are found by one search for each; more are found by sorting."""
+"""The maximum number of nodes per piece that are found by repeated searches for the minimum. More
+are found by sorting."""
 
 
 def list_id(nodes: Iterable[str]) -> str:
-    """Return a digest of a list of names that does not depend on their order, as hex digits."""
+    """Return a digest of a list of nodes as a hex string. It does not depend on the order of the
+    names."""
     return _hash_text("\n".join(sorted(nodes))).hex()
 
 
@@ -54,10 +57,11 @@ def _mix(values: Uint64s) -> Uint64s:
 
 
 class Homes:
-    """Computes the order of nodes for each piece.
+    """Computes in which order the nodes are the homes of a piece. The first ones of the order keep
+    it.
 
     Args:
-        nodes: the names of all nodes, sorted; 1 to MAX_NODES.
+        nodes: the sorted names of all nodes, 1 to MAX_NODES.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -66,26 +70,26 @@ class Homes:
         self._places = np.arange(len(nodes), dtype=np.uint64)
 
     def order_names(self, digest: str, piece: int, count: int) -> list[str]:
-        """Return the names of the first nodes in the order of one piece: see `order`."""
+        """Return the names of the first `count` nodes in the order of a piece: see `order`."""
         places = self.order(digest, np.array([piece]), count)[0]
         return [self._names[place] for place in places.tolist()]
 
     def order(self, digest: str, pieces: Int64s | Uint32s, count: int) -> Int64s:
-        """Return the first nodes in the orders of some pieces of a file.
+        """Return the first nodes in the order of each of the given pieces of a file.
 
         Args:
-            digest: the file's digest, hexadecimal.
-            pieces: integers [n], numbers of pieces.
-            count: the number of nodes for each piece; fewer are returned if there are fewer.
+            digest: the digest of the file, a hex string.
+            pieces: the numbers of the pieces (integers [n]).
+            count: the number of nodes to return for each piece, or all nodes if there are fewer.
 
-        Returns: indices into the list of nodes, int64 [n, count], the first home first.
+        Returns: indices into the list of nodes, the first home first (int64 [n, count]).
         """
         ids = np.full(len(pieces), int(digest[:16], 16), np.uint64)
         return self._order(ids, pieces, count)
 
     def order_blocks(self, digest: str, blocks: Uint32s, count: int) -> Int64s:
-        """Return the first nodes in the orders of the pieces that blocks of a file are in: see
-        `order`; int64 [blocks, count]. This is fastest if the blocks of a piece follow one another."""
+        """Return the first nodes in the order of each block's piece: see `order`. This is fastest
+        if the blocks of a piece follow one another. Returns: int64 [blocks, count]."""
         pieces = blocks // PIECE_BLOCKS
         is_first = np.ones(len(blocks), np.bool_)
         is_first[1:] = pieces[1:] != pieces[:-1]
@@ -94,11 +98,15 @@ class Homes:
         return repeated
 
     def find_own(self, node: str, ids: Uint64s, pieces: Uint32s, count: int) -> Bools:
-        """Return whether a node is among the first `count` in the order of each piece: bool [n].
+        """Return, for each piece, whether a node is among the first `count` nodes in the order of
+        the piece.
 
         Args:
-            ids: the first eight bytes of the digest of each piece's file, as a number: uint64 [n].
-            pieces: uint32 [n], numbers of pieces.
+            node: the name of the node.
+            ids: the first eight bytes of the digest of each piece's file, as a number (uint64 [n]).
+            pieces: the numbers of the pieces (uint32 [n]).
+
+        Returns: bool [n].
         """
         place = self._names.index(node)
         is_own = np.empty(len(pieces), np.bool_)
@@ -108,7 +116,8 @@ class Homes:
         return is_own
 
     def _order(self, ids: Uint64s, pieces: Int64s | Uint32s, count: int) -> Int64s:
-        """Return the same as `order`, for pieces of files with these ids: uint64 [n]."""
+        """Do the same as `order` for pieces of several files, given the files' ids (see
+        `find_own`)."""
         order = np.empty((len(pieces), min(count, len(self._nodes))), np.int64)
         keys = _mix(ids + (pieces.astype(np.uint64) + np.uint64(1)) * _STEP)
         portion = max(1, _MAX_PAIRS // len(self._nodes))
@@ -116,7 +125,7 @@ class Homes:
         for begin in range(0, len(pieces), portion):
             part = order[begin : begin + portion]
             numbers, shifted = buffer[:, : len(part)]
-            # Keys and nodes are well mixed by themselves: half of `_mix` is enough.
+            # Keys and hashes of nodes are random numbers already, so half of `_mix` is enough
             np.bitwise_xor(keys[begin : begin + portion, None], self._nodes, out=numbers)
             np.multiply(numbers, _MIX_FACTOR_1, out=numbers)
             np.right_shift(numbers, np.uint64(32), out=shifted)
@@ -128,11 +137,11 @@ class Homes:
 
 
 def _find_smallest(numbers: Uint64s, out: Int64s) -> None:
-    """Find the places of the smallest numbers of each row, in the order of the numbers.
+    """Find the indices of the smallest numbers in each row, in ascending order of the numbers.
 
     Args:
-        numbers: uint64 [n, nodes]; overwritten.
-        out: int64 [n, count], which receives the places.
+        numbers: a row for each piece (uint64 [n, nodes]). It is overwritten.
+        out: receives the indices (int64 [n, count]).
     """
     if out.shape[1] > _MAX_MINIMUMS:
         numbers.sort(axis=1)

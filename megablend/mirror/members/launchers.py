@@ -1,7 +1,7 @@
-"""Finds the list of nodes, and the entry of this machine in it.
+"""Finds the nodes of a cluster, and which of them this machine is.
 
-A node's name is the address at which others reach it, `host:port`. All nodes must have the same
-list: they compare `homes.list_id`.
+A node's name is the address at which other nodes reach it, `host:port`. All nodes must have the
+same list of names. They compare digests of it (`homes.list_id`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 
 
 class Pace(NamedTuple):
-    """The time for which nodes wait for one another, in seconds."""
+    """The times for which nodes wait for one another, in seconds."""
 
     ping: float = 2.0
-    """The time without a response after which a node is pinged."""
+    """The time without a response after which a node is sent a ping."""
     silent: float = 10.0
-    """The time without a response to a ping after which a node counts as away."""
+    """The time without a response to a ping after which a node is treated as unreachable."""
     gone: float = 60.0
-    """The time for which others wait for a node that is away."""
+    """The time for which other nodes wait for an unreachable node."""
     complete: float = 120.0
-    """The time after the start for which others wait for missing nodes of the list."""
+    """The time for which nodes wait at the start until all nodes of the list are connected."""
 
 
 class Torchrun(NamedTuple):
@@ -58,24 +58,25 @@ class Members(NamedTuple):
     """The nodes of a cluster, or the way in which they are found."""
 
     names: tuple[str, ...]
-    """The names of all nodes, sorted; empty if they are found while the node process runs."""
+    """The names of all nodes, sorted; empty if they are found only later, while the node process
+    runs."""
     own: str
     """The name of this node."""
     torchrun: Torchrun | None = None
-    """The job whose nodes send their names to its first machine; None otherwise."""
+    """The torchrun job whose machines are the nodes; None without torchrun."""
     views: EtcdMembers | None = None
-    """The views of a cluster whose nodes come and go; None otherwise."""
+    """The membership of this node in a cluster with etcd; None without etcd."""
 
     @property
     def size(self) -> int:
-        """The number of nodes at the start."""
+        """The number of nodes that are expected at the start."""
         if self.views is not None:
             return self.views.size
         return self.torchrun.size if self.torchrun is not None else len(self.names)
 
 
 def make_name(entry: str, port: int) -> str:
-    """Make a node's name from an entry of a list, which gets the port `port` if it has none.
+    """Make a node's name from an entry of a list. An entry without a port gets the default `port`.
     Raises: ConfigError if the entry is not valid."""
     found = split_address(entry.strip())
     if found is None:
@@ -87,13 +88,13 @@ def make_name(entry: str, port: int) -> str:
 
 
 def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:
-    """Return the sorted names of the nodes. For jobs of torchrun see `find_torchrun`.
+    """Return the sorted names of all nodes. For jobs that torchrun started, use `find_torchrun`.
 
     Args:
-        nodes: a list of entries; or the path of a file with one a line, and comments after `#`; or
-            "slurm" for Slurm's list of the job's machines.
+        nodes: a list of entries; the path of a file with an entry in each line, and comments after
+            `#`; or "slurm" for the machines of a Slurm job.
 
-    Raises: ConfigError if there is no list, a name is in it twice, or an entry is not valid.
+    Raises: ConfigError if there is no list, it contains a name twice, or an entry is not valid.
     """
     if isinstance(nodes, tuple):
         source = "the list"
@@ -116,7 +117,8 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
 
 
 def _find_slurm_variable(environ: Mapping[str, str]) -> str:
-    """Return the name of the variable with Slurm's list of machines. Raises: ConfigError."""
+    """Return the name of the environment variable that contains Slurm's list of machines. Raises:
+    ConfigError if there is none."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         if environ.get(name):
             return name
@@ -127,7 +129,7 @@ def _find_slurm_variable(environ: Mapping[str, str]) -> str:
 
 
 def _read_entries(path: str) -> list[str]:
-    """Read the entries of a file that lists nodes. Raises: ConfigError."""
+    """Return the entries of a file that lists nodes. Raises: ConfigError if it cannot be read."""
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -140,8 +142,8 @@ def _read_entries(path: str) -> list[str]:
 
 
 def _expand(hosts: str) -> Iterator[str]:
-    """Expand Slurm's notation for machines: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7,
-    login. Raises: ConfigError."""
+    """Yield the machines in a list in Slurm's notation: `gpu[01-03,7],login` means gpu01, gpu02,
+    gpu03, gpu7 and login. Raises: ConfigError if the list is not valid."""
     for group in _COMMA.split(hosts):
         found = _BRACKETS.fullmatch(group)
         if found is None:
@@ -175,8 +177,8 @@ def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
 def find_self(
     names: Sequence[str], port: int, advertise: str | None, environ: Mapping[str, str]
 ) -> str:
-    """Find the name of this node among all names. Raises: ConfigError if none of them, or more than
-    one, can be this machine's."""
+    """Return the name of this node, given the names of all nodes. Raises: ConfigError if no name,
+    or more than one, belongs to this machine."""
     if advertise is not None:
         own = make_name(advertise, port)
         if own in names:
@@ -201,8 +203,9 @@ def find_self(
 
 
 def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list[Any]:
-    """Describe the nodes as JSON, from settings and environment alone, so that all processes of a
-    job on one machine get the same text. Empty if there are no other nodes. Raises: ConfigError."""
+    """Describe the nodes as JSON. The result depends only on settings and environment, so that it
+    is the same in all processes of a job on one machine. It is empty if there are no other nodes.
+    Raises: ConfigError."""
     if options.etcd is not None:
         return [options.etcd.prefix, *options.etcd.endpoints]
     if options.nodes == "torch":
@@ -211,8 +214,8 @@ def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list
 
 
 def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members | None:
-    """Find the nodes from settings and environment; None if there are no others. With etcd, only
-    the name of this node is found. Raises: ConfigError."""
+    """Find the nodes, given settings and environment. With etcd, only the name of this node is
+    found. Returns: None if there are no other nodes. Raises: ConfigError."""
     if options.nodes is None:
         return None
     if options.etcd is not None:
@@ -231,8 +234,8 @@ def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members 
 
 
 def find_address_towards(other: str) -> str:
-    """Return the IP address of this machine from which packets to another node are sent, as the host
-    of a node's name. Raises: ConfigError."""
+    """Return the IP address of this machine from which packets to another node are sent. The
+    address is formatted as the host of a node's name. Raises: ConfigError."""
     try:
         _, own = _find_route(other)
     except (OSError, UnicodeError) as error:
@@ -244,7 +247,8 @@ def find_address_towards(other: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a node's name has a loopback address, which no other machine reaches."""
+    """Return whether the host in a node's name is a loopback address, which other machines cannot
+    reach."""
     host = name.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -257,7 +261,7 @@ def _find_route(name: str) -> tuple[str, str]:
     node are sent. Raises: OSError, UnicodeError."""
     host, _, port = name.rpartition(":")
     addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-    # The first is the best: addresses of a kind without a route are sorted last
+    # The first address is the best one: addresses without a route are sorted last
     kind, _, _, _, address = addresses[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         # On a datagram socket this chooses a route, and sends nothing
@@ -266,7 +270,8 @@ def _find_route(name: str) -> tuple[str, str]:
 
 
 def _is_local(name: str) -> bool:
-    """Return whether a node is on this machine: packets to it are sent from its own address."""
+    """Return whether a node is on this machine, because packets to the node are sent from the
+    node's own address."""
     try:
         target, own = _find_route(name)
     except (OSError, UnicodeError):

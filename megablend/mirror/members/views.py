@@ -1,4 +1,4 @@
-"""Numbered views: the nodes of a cluster, on which all of them agree."""
+"""Views: numbered lists of the nodes of a cluster, on which all of these nodes agree."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 MOST_EARLIER = 4
-"""The number of earlier views that a view remembers."""
+"""The maximum number of earlier views that a view contains."""
 
 
 class View(NamedTuple):
-    """The nodes of a cluster until the next view is in force."""
+    """A numbered list of the nodes of a cluster, which is in force until the next view replaces
+    it."""
 
     number: int
-    """The number, which is higher for a later view."""
+    """The number of the view. Later views have higher numbers."""
     names: tuple[str, ...]
     """The names of the nodes, `host:port`, sorted."""
     earlier: tuple[tuple[str, ...], ...] = ()
-    """The nodes of earlier views, the latest first: they may still be reading pieces whose homes
-    are now other nodes."""
+    """The nodes of earlier views, the latest view first. They may still be reading pieces whose
+    homes are now other nodes."""
 
 
 def propose(
     current: View | None, known: View | None, live: Collection[str], *, expected: int, keeps: bool
 ) -> View | None:
-    """Return the view that should replace the current one; None if the current one is right.
+    """Return the view that should replace the current view; None if that is up to date.
 
     Args:
         current: the view in etcd; None if there is none.
-        known: the latest view that this node knows. If it is later than `current`, etcd has lost
-            it: it is put back under a new number, since other nodes may know it.
+        known: the latest view that this node knows; None if it knows no view. If it is later than
+            `current`, etcd has lost data. Then the new view gets a number that is higher than that
+            of `known`, since other nodes may know it.
         live: the names of the nodes that have a lease.
-        expected: the number of nodes that make the first view.
-        keeps: whether no node of the latest view is left out, since some leases may be unknown.
+        expected: the number of nodes that must have leases before the first view is made.
+        keeps: whether the new view keeps all nodes of the latest view, since some of their leases
+            may be unknown.
     """
     latest = max((each for each in (current, known) if each is not None), default=None)
     if latest is None:

@@ -1,1 +1,1 @@
-"""A mirror as used by the processes that read: training's ranks, and commands."""
+"""The mirror's client in processes that read files: the ranks of a training job, and commands."""

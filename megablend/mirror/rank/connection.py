@@ -1,4 +1,4 @@
-"""Requests from a process to a mirror's node process, and the responses."""
+"""Sends requests to a mirror's node process, and receives the responses."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 _MAX_REPEATS = 3
-"""The number of times that a request is repeated because the node process exited."""
+"""The maximum number of times that a request is repeated after the node process has exited."""
 _PROBE_NUMBER = 0
 """The number of the request that checks whether a silent node process still responds."""
 
 
 class _EndedError(NodeLostError):
-    """The node process exited during a request."""
+    """Raised if the node process exits during a request."""
 
 
 class Connection:
-    """Sends requests to a node process. It is thread-safe. It connects when it is first used, after
-    the node process has exited, and in each process after a fork.
+    """A connection to a mirror's node process. It is thread-safe. The socket is opened at the first
+    use, and again after the node process has exited and in forked children.
 
-    Args: see `Opener`.
+    The arguments are those of `Opener`.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Connection:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Start without a connection in a forked child: the connection is its parent's."""
+        """Forget the socket in a forked child, since the parent uses it. The child opens its
+        own."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pending: dict[int, Future[bytes]] = {}
@@ -69,12 +70,14 @@ class Connection:
         return [FileStat(size=size, etag=etag) for size, etag in states]
 
     def want(self, need: Need) -> Future[bytes]:
-        """Request pages. The result of the future is their packed ORIGINS, once all of them are
-        held. Its error is that of the source, or NodeLostError."""
+        """Request that the pages of a need are fetched. Returns: a future that is done when all
+        pages are held. The result is the packed ORIGINS of the fetched bytes; the error is that of
+        the source, or NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Request that pages which differ from a checksum are replaced. Raises: see `fill`."""
+        """Request that pages whose bytes turned out to be wrong are fetched again. Raises: see
+        `fill`."""
         self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
     def report_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
@@ -84,21 +87,22 @@ class Connection:
         )
 
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
-        """Announce the needs of a reader of this process, which replace its last announcement. On
-        a new connection all announcements are repeated. Raises: NodeLostError."""
+        """Announce which pages a reader of this process will read, instead of those that it
+        announced before. After the socket is opened again, all announcements are repeated. Raises:
+        NodeLostError."""
         self._due = {**self._due, reader: needs}
         if not needs:
             del self._due[reader]
         self.request(Kind.DUE, self._pack_due())
 
     def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Request that needs are fetched at once, whatever their due times, or only counted if
-        `is_dry`. Raises: NodeLostError; the errors of the source."""
+        """Request that the pages of needs are fetched at once, whatever their due times. If
+        `is_dry`, they are only counted. Raises: NodeLostError; the errors of the source."""
         payload = bytes([is_dry]) + pack_needs(needs)
         return Filled(*parse_json(self._get_answer(Kind.FILL, payload)))
 
     def command(self, kind: Kind, about: Any = None) -> Any:
-        """Send a command, and return its response, parsed from JSON. Raises: NodeLostError."""
+        """Send a command, and return the parsed JSON of the response. Raises: NodeLostError."""
         return parse_json(self._get_answer(kind, b"" if about is None else pack_json(about)))
 
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
@@ -107,7 +111,7 @@ class Connection:
         return _repeat(lambda: self._request_once(kind, payload))
 
     def close(self) -> None:
-        """Disconnect; the next use connects again."""
+        """Close the socket. The next use opens it again."""
         with self._lock:
             if self._socket is not None:
                 # A thread is receiving: closing alone would not end its call
@@ -116,11 +120,13 @@ class Connection:
                 self._drop(self._socket)
 
     def _get_answer(self, kind: Kind, payload: bytes) -> bytes:
-        """Send a request that may be repeated, and return its response. Raises: NodeLostError."""
+        """Send a request, repeat it if the node process exits, and return the response. Raises:
+        NodeLostError."""
         return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Do the same as `request`. Also raises _EndedError if the node process exits meanwhile."""
+        """Send a request as `request` does. Also raises _EndedError if the node process exits
+        meanwhile."""
         answer = Future[bytes]()
         with self._lock:
             connection = self._socket or self._open()
@@ -138,7 +144,7 @@ class Connection:
             raise _EndedError(str(error)) from None
 
     def _open(self) -> socket.socket:
-        """Open a connection, and start the thread that receives from it. Raises: see
+        """Open a socket, and start the thread that receives responses from it. Raises: see
         `Opener.open`."""
         connected = self._opener.open()
         self._socket = connected
@@ -156,11 +162,12 @@ class Connection:
         return pack_needs([need for needs in self._due.values() for need in needs])
 
     def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
-        """Pass responses to their futures in `pending`, until the connection ends."""
+        """Set the results of the futures in `pending` from responses, until the connection ends."""
 
         def probe() -> None:
-            """After `patience` seconds without a response to pending requests, send a request that
-            is answered at once. Raises: EOFError if such a request is still pending."""
+            """Check that the node process responds, after `patience` seconds without responses to
+            pending requests: send a request that is answered at once. Raises: EOFError if the
+            previous request of this kind is still pending."""
             if _PROBE_NUMBER in pending:
                 raise EOFError
             if pending:
@@ -184,7 +191,7 @@ class Connection:
                 self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
-        """Remove a connection that is lost. Called with the lock held."""
+        """Forget a socket whose connection is lost. Called with the lock held."""
         if self._socket is connection:
             self._socket = None
             unanswered = self._pending
@@ -196,7 +203,7 @@ class Connection:
 
 @lru_cache(maxsize=16)
 def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connection:
-    """Return the connection to a mirror's node process, which this whole process shares."""
+    """Return this process's connection to a mirror's node process. All callers share it."""
     return Connection(options, objects, options)
 
 
@@ -209,9 +216,9 @@ def _repeat(function: Callable[[], T]) -> T:
 
 
 def _fail_all(pending: dict[int, Future[bytes]]) -> None:
-    """Fail the futures that are not cancelled. Each is removed from `pending` first, since the
-    receiving thread may still take one that was answered."""
-    with contextlib.suppress(KeyError):  # none is left
+    """Set an error on all pending futures that are not cancelled. Each future is removed from
+    `pending` first, since the receiving thread may be taking others at the same time."""
+    with contextlib.suppress(KeyError):  # no future is left
         while True:
             _, answer = pending.popitem()
             if answer.set_running_or_notify_cancel():

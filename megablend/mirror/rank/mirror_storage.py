@@ -1,4 +1,4 @@
-"""`MirrorStorage`: reads files whose pages a node process keeps on this node's disk."""
+"""A storage that reads remote files through the mirror on this node's disk."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ from megablend.storage.wrapper import WrapperStorage
 from megablend.system.limited_log import LimitedLog
 
 _MAX_REQUESTS = 8
-"""The maximum number of requests of a read for its pages, as they may be evicted too early."""
+"""The maximum number of times that a read requests its pages, which may be evicted before it reads
+them."""
 _NUM_THREADS = 16
 _LOG = LimitedLog()
-"""Warns about each mirror at most once a minute."""
+"""Logs a warning about each mirror at most once a minute."""
 
 
 @dataclass(slots=True)
 class _Opened:
-    """The version of a file that is read, and its copy, once the mirror has one."""
+    """A version of a file that is being read, and the mirror's copy of it, if there is one."""
 
     state: FileStat
     key: FileKey
@@ -56,12 +57,12 @@ class _Opened:
     def read(
         self, offsets: Int64s, sizes: Int64s, allocate: Allocate, num_fetched: int = 0
     ) -> tuple[Bytes, Int64s] | None:
-        """Read ranges from the copy, as Storage.read_ranges does. Returns: None if some are not
-        held.
+        """Read ranges from the copy, as `Storage.read_ranges` does. Returns: None if not all of
+        them are held.
 
         Args:
-            num_fetched: bytes that the node process fetched for this read, which are not counted as
-                bytes from the mirror.
+            num_fetched: the number of bytes that the node process has just fetched for this read.
+                They are not counted as bytes from the mirror.
         """
         copy = self.copy
         if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
@@ -76,7 +77,7 @@ class _Opened:
         return None
 
     def find_copy(self, folder: str) -> None:
-        """Open the copy, if there is one now, and determine whether it is complete."""
+        """Open the mirror's copy, if there is one by now, and determine whether it is complete."""
         if self.copy is None or not self.copy.is_current:
             # If the folder was removed, the node process creates it again, or reports why it cannot
             with suppress(ConfigError, MissingFileError):
@@ -85,12 +86,15 @@ class _Opened:
 
 
 class MirrorStorage(WrapperStorage):
-    """Serves files below the mirror's prefixes from this node's mirror. The node process fetches
-    pages that are not held. If it is not responding, or has no room for them, `inner` is read.
+    """A storage that reads files below the mirror's prefixes from this node's mirror. The node
+    process fetches pages that are not held. If it does not respond, or has no room for the pages,
+    they are read from `inner`.
 
     Args:
+        inner: the storage that reads the sources.
+        options: the settings of the mirror.
         objects: the settings of object stores, for the node process.
-        checking: whether `stat` asks the node process each time.
+        checking: whether each call of `stat` asks the node process for the present state of a file.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class MirrorStorage(WrapperStorage):
         return MirrorStorage, (self.inner, self._options, self._objects, self._checking)
 
     def for_checking(self) -> Storage:
-        """See Storage.for_checking. States are requested from the node process."""
+        """See Storage.for_checking. The returned storage requests states from the node process."""
         return MirrorStorage(self.inner.for_checking(), self._options, self._objects, checking=True)
 
     def for_reading(self) -> Storage:
@@ -126,7 +130,7 @@ class MirrorStorage(WrapperStorage):
         return self.inner.limits(path)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. The source is listed."""
+        """See Storage.find. The source is listed, not the mirror."""
         found = self.inner.find(pattern)
         paths = [match.path for match in found.files if self._options.covers(match.path)]
         for path in paths:
@@ -156,7 +160,8 @@ class MirrorStorage(WrapperStorage):
         )
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends. Ends of mirrored files are kept in the mirror only."""
+        """See HeadAndTailStorage.get_ends. The ends of mirrored files are kept only in the
+        mirror."""
         return None if self._options.covers(path) else super().get_ends(path)
 
     def read_ends(self, path: str) -> None:
@@ -195,14 +200,15 @@ class MirrorStorage(WrapperStorage):
     def _read_held(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s] | None:
-        """Read ranges of a file that was opened before. Returns: None if some are not held."""
+        """Read ranges of a file that was opened before. Returns: None if not all of them are
+        held."""
         opened = self._opened.get(path)
         return None if opened is None else opened.read(offsets, sizes, allocate)
 
     def _fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Fetch ranges that are not held, as `fetch` does."""
+        """Request ranges that are not held, and read them: see `fetch`."""
         if not self._options.covers(path):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:
@@ -219,8 +225,8 @@ class MirrorStorage(WrapperStorage):
         return read.result
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """See Storage.descriptor. Mirrored files have none, since a kernel would not notice that
-        pages are evicted while it reads."""
+        """See Storage.descriptor. Mirrored files have no descriptor, since a kernel that reads
+        through it would not notice that pages are evicted."""
         return nullcontext(-1) if self._options.covers(path) else self.inner.descriptor(path)
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
@@ -250,7 +256,8 @@ class MirrorStorage(WrapperStorage):
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
-        """Return the needs of ranges whose files are mirrored. Raises: see `_open_all`."""
+        """Return the needs of ranges, except those of files that are not mirrored. Raises: see
+        `_open_all`."""
         mirrored = [of_file for of_file in ranges if self._options.covers(of_file.path)]
         self._open_all([of_file.path for of_file in mirrored])
         now = time.monotonic()
@@ -268,19 +275,20 @@ class MirrorStorage(WrapperStorage):
 
     @property
     def connection(self) -> Connection:
-        """The connection of this process to the node process."""
+        """This process's connection to the node process."""
         return find_connection(self._options, self._objects)
 
     def _open_all(self, paths: Sequence[str]) -> None:
-        """Determine which versions of files are read, by one request. Raises: NodeLostError; the
-        same errors as Storage.stat."""
+        """Determine which versions of files are read, by one request for all files. Raises:
+        NodeLostError; the same errors as Storage.stat."""
         unknown = sorted({path for path in paths if path not in self._opened})
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
         for path, state in zip(unknown, states, strict=True):
             self._pin(path, state)
 
     def _open(self, path: str) -> _Opened:
-        """Return the version of a file that is read. Raises: the same errors as Storage.stat."""
+        """Return the version of a file that is read, and its copy. Raises: the same errors as
+        Storage.stat."""
         if path not in self._opened:
             try:
                 self._open_all([path])
@@ -293,13 +301,14 @@ class MirrorStorage(WrapperStorage):
         self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
 
     def warn(self, error: BaseException) -> None:
-        """Warn that the source is read without the mirror, at most once a minute."""
+        """Log a warning, at most once a minute, that the source is read without the mirror."""
         _LOG.warn(self.folder, f"reading the source without the mirror: {error}")
 
 
 @dataclass(slots=True)
 class _Read:
-    """One call of `fetch`: requests pages and reads them, until a read finds all of them."""
+    """A call of `fetch` in progress. It requests pages and then reads them, again if some were
+    evicted in between."""
 
     storage: MirrorStorage
     path: str
@@ -309,11 +318,12 @@ class _Read:
     allocate: Allocate
     num_requests: int = 0
     num_fetched: int = 0
-    """The number of bytes that the node process fetched for this call."""
+    """The number of bytes that the node process has fetched for this call."""
     result: Future[tuple[Bytes, Int64s]] = field(default_factory=Future)
 
     def run(self) -> None:
-        """Read if all pages are held; otherwise request them, and continue when they are held."""
+        """Read the ranges if all their pages are held. Otherwise request the pages, and read when
+        they are held."""
         try:
             self.opened.find_copy(self.storage.folder)
             held = self.opened.read(self.offsets, self.sizes, self.allocate, self.num_fetched)
@@ -342,8 +352,8 @@ class _Read:
             self.num_fetched += source + peers
             self.run()
         elif isinstance(error, NodeLostError) and self.num_requests < _MAX_REQUESTS:
-            # In another thread: connecting anew may take a while, and other responses arrive
-            # meanwhile
+            # In another thread, since connecting again may take a while, and this thread receives
+            # other responses
             _threads(os.getpid()).submit(self.run)
         else:
             self._fail(error)
@@ -357,8 +367,8 @@ class _Read:
             self.result.set_exception(error)
 
     def _read_source(self) -> tuple[Bytes, Int64s]:
-        """Read the same version from the source. Raises: the same errors as Storage.read; DataError
-        if the source has another version."""
+        """Read the ranges from the source. Raises: the same errors as Storage.read; DataError if
+        the source has another version of the file."""
         inner = self.storage.inner
         out, begins = inner.read_ranges(self.path, self.offsets, self.sizes, self.allocate)
         state = inner.stat_opened(self.path)
@@ -370,5 +380,6 @@ class _Read:
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Return a process's threads for reads that may wait. Threads do not survive a fork."""
+    """Return the thread pool of the process with this id, for reads that may wait. A forked child
+    needs its own pool."""
     return ThreadPoolExecutor(_NUM_THREADS, "megablend-mirror")

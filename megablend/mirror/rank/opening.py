@@ -32,29 +32,30 @@ _RETRY_SECONDS = 0.05
 
 
 class NodeLostError(Exception):
-    """The node process has exited, or is not responding."""
+    """Raised if the node process has exited, or does not respond."""
 
 
 @dataclass(eq=False)
 class Opener:
-    """Connects to a node process, and exchanges greetings with it."""
+    """Opens connections to a node process, which is started if necessary."""
 
     options: MirrorOptions
     objects: ObjectOptions
     agreed: MirrorOptions | None
-    """The settings that must agree with those of the node process; None if only commands are sent,
-    and no files are read."""
+    """The settings that must agree with those of the node process; None for a client that reads no
+    files, and only sends commands."""
     starts: bool
-    """Whether a node process is started, with `options`, if none is running."""
+    """Whether a node process is started if none is running."""
     lost_at: float = -math.inf
-    """The monotonic time at which the last wait for the node process ended in vain."""
+    """The monotonic time at which an attempt to connect last failed."""
     was_open: bool = False
-    """Whether this process has used a node process. If so, it continues if none can be started."""
+    """Whether this process has been connected before. If so, it continues without the mirror if no
+    node process can be started any longer."""
 
     def open(self) -> socket.socket:
-        """Connect to the node process, and wait for it for up to `options.patience` seconds.
-        Raises: NodeLostError if it is not responding, or none is running and `starts` is not set;
-        ConfigError if it cannot run, or refuses this process."""
+        """Connect to the node process within `options.patience` seconds, and exchange greetings.
+        Raises: NodeLostError if the node process does not respond, or none is running and `starts`
+        is False; ConfigError if it cannot be started, or refuses this process."""
         if time.monotonic() - self.lost_at < self.options.patience:
             raise NodeLostError("it was not responding a moment ago")
         deadline = time.monotonic() + self.options.patience
@@ -69,7 +70,8 @@ class Opener:
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> socket.socket | None:
-        """Connect to a node process. Returns: None if none is listening."""
+        """Connect to a running node process. Returns: the socket; None if no node process is
+        listening."""
         try:
             folder = MirrorFolder.attach(self.options.folder)
         except ConfigError:
@@ -115,7 +117,8 @@ class Opener:
 
     def _start(self) -> socket.socket | None:
         """Start a node process, unless one was started in the meantime, and connect to it. Returns:
-        None if another process of this machine is starting it, or it was killed."""
+        the socket; None if another process is starting a node process at the moment, or the new one
+        was killed."""
         if not self.starts:
             raise NodeLostError("nothing listens on its socket")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -127,9 +130,9 @@ class Opener:
             return self._connect() or self._run_starter()
 
     def _find_lock_path(self) -> Path:
-        """Return the path of the lock that this user's processes take to start a node process of
-        this mirror. It is not in or next to the mirror's folder, where this user may lack
-        permission to write."""
+        """Return the path of a lock file, which prevents two processes of this user from starting a
+        node process at the same time. The file is in a private temporary folder, since this user
+        may not be permitted to write to the mirror's folder."""
         folder = self.options.folder.encode(errors="surrogateescape")
         folder_hash = hashlib.blake2b(folder, digest_size=8).hexdigest()
         private, _ = find_private_folder(
@@ -138,7 +141,8 @@ class Opener:
         return private / f"{folder_hash}.start.lock"
 
     def _run_starter(self) -> socket.socket | None:
-        """Run the program that starts a node process, and connect to it."""
+        """Run the program that starts a node process, and connect to the node process. Returns: see
+        `_start`."""
         settings = (self.options, ObjectOptions(self.objects.by_prefix))
         # Limits are divided among the job's processes; the node process is not one of them
         environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}
@@ -155,7 +159,7 @@ class Opener:
         except subprocess.TimeoutExpired:
             return None
         message = starter.stderr.decode(errors="replace").strip()
-        # Without a message it was killed while it started: another start may succeed
+        # If there is no message, the program was killed: another start may succeed
         if starter.returncode and message:
             if self.was_open:
                 self.lost_at = time.monotonic()
