@@ -1,2 +1,2 @@
-"""Sparse copies of source files on each machine's own disk. On each machine one process fills and
-evicts them, and all others read them."""
+"""A cache of remote files on each machine's own disk, in sparse copies. On each machine one process
+fills and evicts the copies, and all other processes read them."""

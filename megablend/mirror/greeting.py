@@ -1,4 +1,5 @@
-"""Decides from a client's greeting whether it can read through the running node process."""
+"""Compares a client's settings with those of the running node process, to decide whether the client
+can read through it."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 
 _CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
-"""The prefixes of variables that determine how object stores are read."""
+"""The prefixes of the environment variables that determine how object stores are read."""
 
 
 @dataclass(frozen=True)
 class Greeter:
-    """Compares the settings of clients with those of the node process.
+    """A comparison of the settings of clients with those of the node process.
 
-    A process that was started by a job, and through which no rank reads, exits if its settings
-    differ from those of a client, so that another process can take its place.
+    If the settings of a client differ, and the node process was started by a job but no rank reads
+    through it any longer, the node process exits, so that another one can take its place.
     """
 
     options: MirrorOptions
@@ -37,10 +38,10 @@ class Greeter:
     def compare(self, hello: dict[str, Any], server: LocalServer) -> list[str]:
         """Compare the settings in the HELLO of a client that reads files.
 
-        Returns: the names of settings that differ, but do not keep the client from reading.
+        Returns: the names of settings that differ, but do not prevent the client from reading.
 
-        Raises: LeavingError if the node process has to exit; ConfigError if it cannot exit, and the
-            client cannot use it.
+        Raises: LeavingError if the node process has to exit; ConfigError if the client cannot use
+            the node process, and it cannot exit.
         """
         has_to_stay = self.is_service or server.is_read
         if hello.get("protocol") != PROTOCOL:

@@ -1,4 +1,4 @@
-"""The node of a mirror: the parts of a node process, how they work together, and when they exit."""
+"""Assembles the parts of a node process, and decides when the process exits."""
 
 from __future__ import annotations
 
@@ -39,26 +39,29 @@ if TYPE_CHECKING:
 _LINGER_SECONDS = 600.0
 """Seconds without clients after which a node process that was started by a rank exits."""
 _FAILED_SECONDS = 6.0
-"""The same as _LINGER_SECONDS if the nodes of its cluster cannot work together: long enough for all
-of them to notice it, and short enough that it has exited when a job with better settings starts."""
+"""Like _LINGER_SECONDS, if the nodes of the cluster cannot work together. It is long enough for all
+nodes to notice the failure, and short enough that the process has exited when a job with better
+settings starts."""
 _RESERVE_SHARE = 20
-"""By default 1/20 of the file system is left free."""
+"""By default, 1/20 of the file system is left free."""
 _WATCH_SECONDS = 1.0
 _SCRUB_BYTES = 8 << 20
 _STOP_SECONDS = 0.05
-"""Seconds for which the process waits after STOP, so that the reply is sent before it exits."""
+"""Seconds for which the process waits after a request STOP, so that the reply is sent before it
+exits."""
 
 
 class Node:
-    """The parts of a node process, and its responses to clients.
+    """A node process: its parts, and its responses to clients.
 
     Args:
-        options: the mirror's settings: a service's own, or those of the rank that started it.
+        options: the settings of the mirror, from the service's config or from the rank that started
+            the process.
         objects: the settings of object stores.
         folder: the mirror's folder, whose lock this process holds.
-        members: the nodes of the cluster; None without other nodes.
-        is_service: whether it outlives its clients, and reads with its own credentials for all of
-            them.
+        members: the nodes of the cluster; None if there are no other nodes.
+        is_service: whether the process is a service, which outlives its clients and reads sources
+            with its own credentials.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class Node:
         )
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until stopped; `ready` is called as soon as clients are served."""
+        """Serve clients until stopped. `ready` is called as soon as clients can connect."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
@@ -183,8 +186,8 @@ class Node:
             notify(state)
 
     async def _watch(self) -> None:
-        """Each second, evict until the reserve is free; without clients, also check a part of the
-        held pages, and exit if nobody needs this process any longer."""
+        """Every second, evict pages until the reserve is free. While there are no clients, also
+        check a part of the held pages, and exit if the process is no longer needed."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             try:
@@ -205,8 +208,8 @@ class Node:
                 self._ended.set()
 
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Respond to a client's greeting. Raises: LeavingError if this process exits, so that the
-        client starts another one; ConfigError if the client cannot use this process."""
+        """Return the response to a client's greeting. Raises: LeavingError if this process exits,
+        so that the client starts another one; ConfigError if the client cannot use this process."""
         differing: list[str] = []
         # Commands may be of any version, so that `megablend node stop` always works
         if "options" in hello:
@@ -219,7 +222,8 @@ class Node:
         return {"pid": os.getpid(), "version": megablend.__version__, "differing": differing}
 
     async def get_status(self) -> dict[str, Any]:
-        """Return what the node holds, and what it has done since its start."""
+        """Return the status of the node as JSON: what it holds, and what it has done since its
+        start."""
         usage = await self.engine.call(self.engine.store.usage)
         return {
             "pid": os.getpid(),
@@ -275,7 +279,7 @@ class Node:
         return {"nodes": self.cluster.num_nodes, "failures": await self.cluster.check()}
 
     async def _find_datasets(self) -> Datasets:
-        """Return the datasets that are wanted on this node. The first call opens them."""
+        """Return the datasets of this mirror, which are opened on the first call."""
         from megablend.mirror.catalog.datasets import Datasets
 
         async with self._datasets_lock:
@@ -295,18 +299,19 @@ class Node:
     async def _answer_mate(
         self, path: str, node: str, query: Mapping[str, str], body: bytes
     ) -> bytes:
-        """Respond to another node's request about datasets."""
+        """Return the response to another node's request about datasets."""
         shared = (await self._find_datasets()).shared
         assert shared is not None, "they are shared where there is etcd"
         return await shared.answer(path, body)
 
     async def _hold_datasets(self) -> None:
-        """Hold wanted datasets, once there are any."""
+        """Wait until there are datasets. Then hold wanted revisions, until cancelled."""
         await self._datasets_opened.wait()
         await (await self._find_datasets()).run()
 
     async def _find_listed(self, location: str) -> SourceState | None:
-        """Return the state of a file in the listings of datasets."""
+        """Return the state of a file according to the listings of datasets; None if it is
+        unknown."""
         if self._datasets is None:
             return None
         return await asyncio.to_thread(self._datasets.catalog.find_state, location)
@@ -314,7 +319,8 @@ class Node:
 
 @contextlib.contextmanager
 def requires_nodes(setting: str) -> Iterator[None]:
-    """Turn an ImportError of the context into a ConfigError about `setting`."""
+    """Convert an ImportError that is raised within the context into a ConfigError about
+    `setting`."""
     try:
         yield
     except ImportError as error:

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 _MAX_LOG_BYTES = 1 << 20
 _ETCD_PREFIX = "MEGABLEND_ETCD_"
-"""The prefix of the variables with etcd's user and password, which end with USER and PASSWORD."""
+"""The prefix of the environment variables with the credentials for etcd, which end with USER and
+PASSWORD."""
 _READY = "ready"
-"""The beginning of the child's message to its parent if clients are served; otherwise, the message
-is the text of an error."""
+"""The message of the child to its parent as soon as it serves clients. Any other message is the
+text of an error."""
 
 
 def run_node(
@@ -45,7 +46,7 @@ def run_node(
     """Run a node process until it is stopped.
 
     Args:
-        ready: called as soon as clients are served.
+        ready: a function that is called as soon as clients can connect.
 
     Raises: ConfigError if the folder cannot be used; FolderInUseError if another process owns it.
     """
@@ -77,12 +78,12 @@ def run_node(
 def make_views(
     options: MirrorOptions, etcd_options: EtcdOptions, own: str, folder: MirrorFolder
 ) -> EtcdMembers:
-    """Make the views of a cluster whose nodes meet in etcd.
+    """Return the membership of this node in a cluster with etcd.
 
     Args:
         own: the name of this node.
 
-    Raises: ConfigError if a file of the settings cannot be used.
+    Raises: ConfigError if a file that is named in the settings cannot be used.
     """
     with requires_nodes("nodes"):
         from megablend.mirror.members.etcd import Etcd
@@ -103,7 +104,8 @@ def make_views(
 
 def main() -> None:
     """Run `python -m megablend.mirror.process`, which a rank starts with pickled settings on stdin.
-    It forks. The parent exits when the child serves clients, or with the child's error."""
+    It forks. The parent exits when the child serves clients, or with an error if the child
+    fails."""
     options, objects = pickle.load(sys.stdin.buffer)
     reading, writing = os.pipe()
     child = os.fork()
@@ -136,7 +138,7 @@ def main() -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Log to a file, which is emptied first if it is too long, instead of the inherited streams."""
+    """Redirect stdout and stderr to a log file. It is emptied first if it is too long."""
     if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
         path.unlink()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)

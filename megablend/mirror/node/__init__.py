@@ -1,1 +1,2 @@
-"""The process that owns a mirror's folder: the only one that writes it and reads the source."""
+"""The node process, which owns a mirror's folder. It is the only process that writes to the folder
+and reads the sources."""

@@ -1,4 +1,4 @@
-"""Orders the pages that will be read by their due times, in which order they are fetched."""
+"""Sorts pages by due time, which is the order in which they are fetched."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from megablend.mirror.node.engine import SOON_SECONDS, Want
 
 
 def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
-    """Divide needs into parts, each of one portion and due within the same second, in the order in
-    which they are due. Pages without a due time are left out.
+    """Divide needs into parts, sorted by due time. The pages of a part are in one portion of a
+    file, and due within the same second. Pages without a due time are left out.
 
-    The rows are sorted when this is called; each part is made when the iterator reaches it.
+    The rows are sorted by the call itself, while each part is made only when the iterator reaches
+    it.
     """
     if not needs:
         return iter(())
@@ -45,7 +46,8 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
 
 
 def find_lead(needs: Sequence[Need], size: int) -> float:
-    """Return the seconds until `size` bytes of needs will be due; at most SOON_SECONDS."""
+    """Return the number of seconds until `size` bytes of the needs are due, at most
+    SOON_SECONDS."""
     if not needs:
         return SOON_SECONDS
     pages, due_at = concatenate(needs)

@@ -1,4 +1,5 @@
-"""Fetches pages for all who need them, and stores them. No page is fetched twice at a time."""
+"""Fetches pages for ranks, other nodes and datasets, and stores them. If several of them request a
+page at the same time, it is fetched once."""
 
 from __future__ import annotations
 
@@ -31,77 +32,81 @@ from megablend.mirror.disk.room import Need
 P = ParamSpec("P")
 T = TypeVar("T")
 SOON_SECONDS = 15.0
-"""Pages that are due within this time do not wait for a node that may come back."""
+"""Pages that are due within this number of seconds do not wait for an unreachable node, which may
+come back."""
 _MAX_SERVED = 32
-"""The number of portions that are fetched at a time for readers: each may take a connection."""
+"""The maximum number of portions that are fetched at a time for readers on this machine, since each
+may take a connection."""
 _MAX_TRIES = 8
-"""The number of rounds in which a call fetches its pages: pages that it has fetched may be evicted
-before the others are held, and fetches of other calls may fail."""
+"""The maximum number of rounds in which a call fetches its pages. One round may not be enough:
+fetched pages may be evicted before the others are held, and fetches of other calls may fail."""
 
 
 class Mode(enum.Enum):
-    """The places from which pages are fetched."""
+    """The places from which pages may be fetched."""
 
     NEEDED = enum.auto()
-    """Other nodes, and the source if none of them provides the pages."""
+    """Other nodes, or the source if no node provides the pages."""
     COPY = enum.auto()
-    """Other nodes only: this node keeps copies for them."""
+    """Other nodes only, since the pages are copies that this node keeps in addition to them."""
     FRESH = enum.auto()
-    """The same as NEEDED, after the pages that this node holds turned out to be wrong. If this disk
-    has not changed them, nodes that may have them from the same place are not asked."""
+    """Like NEEDED, for pages that must be fetched again because their bytes turned out to be wrong.
+    If they are not due to this disk, nodes that may hold the same wrong bytes are not asked."""
 
 
 class Want(NamedTuple):
-    """Pages of a file that should be held."""
+    """A request that pages of a file be held, and the places from which they may be fetched."""
 
     key: FileKey
     pages: Pages
     due: float = math.inf
-    """The time at which the pages will be read, by the monotonic clock; infinite if unknown."""
+    """The monotonic time at which the pages will be read; infinite if unknown."""
     mode: Mode = Mode.NEEDED
 
     @classmethod
     def of(cls, need: Need, mode: Mode = Mode.NEEDED) -> Want:
-        """Make a want of a need's pages, all due at the earliest of its due times."""
+        """Make a want from a need. All its pages are due at the earliest due time of the need."""
         return cls(need.key, need.pages, float(np.min(need.due, initial=math.inf)), mode)
 
 
 class Origins(NamedTuple):
-    """The number of bytes that came from the source, and from other nodes."""
+    """The number of fetched bytes that came from the source, and from other nodes."""
 
     source: int = 0
     peers: int = 0
 
 
 def sum_origins(parts: Iterable[Origins]) -> Origins:
-    """Add up the bytes of several reads."""
+    """Return the sum of the origins of several reads."""
     sources, peers = zip(Origins(), *parts, strict=True)
     return Origins(sum(sources), sum(peers))
 
 
 Keep: TypeAlias = Callable[[Pages, memoryview, Origins], Awaitable[None]]
-"""Stores pages, given their bytes one after another, and the origins of these bytes."""
+"""A function that stores pages. Arguments: the pages, their bytes one page after another, and the
+origins of the bytes."""
 
 
 class PageReader(Protocol):
-    """Fetches pages for an engine."""
+    """A reader that fetches pages for an engine."""
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """Call `keep` with all pages of the want, which are of one portion, in any order.
+        """Fetch all pages of a want, which must be in one portion. Pass them to `keep`, in any
+        order and in one or more calls.
 
-        Raises: the same errors as Storage.read; ConfigError if the file may not be read here;
-            AwayError if the pages have to wait for a node that has them.
+        Raises: the same errors as Storage.read; ConfigError if this node may not read the file;
+            AwayError if the pages have to wait for an unreachable node.
         """
         ...
 
 
 class AwayError(Exception):
-    """A node is unreachable, and the pages that it has can wait for it."""
+    """Raised if a node is unreachable."""
 
 
 @dataclass(eq=False)
 class _Flight:
-    """One fetch of pages of one portion, which several calls may await."""
+    """A fetch in progress, of pages in one portion. Several calls may await it."""
 
     want: Want
     origins: Origins = field(default_factory=Origins)
@@ -112,32 +117,33 @@ class Engine:
     """Fetches, stores and reads pages for a node process.
 
     Args:
-        store: the pages of this machine; used by one thread.
-        reader: reads the pages that the store does not hold.
+        store: the pages that this machine holds. It is used by only one thread.
+        reader: fetches pages that the store does not hold.
     """
 
     def __init__(self, store: PageStore, reader: PageReader) -> None:
         self.store = store
         self._reader = reader
         self.lead = SOON_SECONDS
-        """Pages that are due after more seconds than this do not displace pages with a due time,
-        since those would have to be fetched twice."""
+        """The number of seconds within which new pages must be due to displace other pages with a
+        due time, which have to be fetched again."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._turns = asyncio.Semaphore(_MAX_SERVED)
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
-        """The fetches that are in progress, by file digest and number of the portion."""
+        """The fetches in progress, by the digest of the file and the number of the portion."""
         self.peer_bytes = 0
-        """The number of bytes that came from other nodes."""
+        """The number of bytes that were fetched from other nodes."""
         self._reserved: dict[_Flight, int] = {}
-        """The number of bytes that each fetch has yet to store; used by the store's thread."""
+        """The number of bytes that each fetch has yet to store. Used in the store's thread."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function of the store in its thread."""
+        """Call a function in the store's thread, and return its result."""
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def serve(self, want: Want) -> Origins:
-        """Fetch pages as `obtain` does, for a reader of this machine: a few portions at a time."""
+        """Fetch pages as `obtain` does, for a reader on this machine. Only a few portions are
+        fetched at a time."""
 
         async def get(portion: Pages) -> Origins:
             # Only readers of this machine take turns: if other nodes also did, nodes could wait
@@ -149,9 +155,10 @@ class Engine:
         return sum_origins(await asyncio.gather(*map(get, portions)))
 
     async def obtain(self, want: Want) -> Origins:
-        """Fetch the pages that are not held, and wait until all of them are.
+        """Fetch the pages of a want that are not held, and wait until all of its pages are held.
 
-        Returns: the bytes that were fetched for this call, not those of other calls' fetches.
+        Returns: the numbers of bytes that were fetched by this call. Bytes that were being fetched
+            by other calls already do not count.
 
         Raises: the same errors as the reader; ResourceError if there is no room for the pages.
         """
@@ -194,14 +201,15 @@ class Engine:
         return sum_origins(flight.origins for flight in own_flights)
 
     def _find_missing(self, want: Want) -> Pages:
-        """Return the pages that are not held. If all are held, record that they are used now."""
+        """Return the pages of a want that are not held. If all are held, record that they are used
+        now."""
         missing = self.store.missing(want.key, want.pages)
         if not missing:
             self.store.touch(want.key, want.pages)
         return missing
 
     def _find_flights(self, key: FileKey, pages: Pages) -> list[_Flight]:
-        """Return the fetches of some of the pages that are in progress."""
+        """Return the fetches in progress that include any of the pages."""
         return [
             flight
             for part in split_portions(pages)
@@ -210,7 +218,7 @@ class Engine:
         ]
 
     def _start(self, want: Want) -> _Flight:
-        """Start to fetch pages of one portion."""
+        """Start to fetch the pages of a want, which are in one portion."""
         flight = _Flight(want)
         self._flights.setdefault(_portion_of(want.key, want.pages), []).append(flight)
         flight.task = asyncio.ensure_future(self._fetch(flight))
@@ -238,8 +246,8 @@ class Engine:
             raise
 
     def _reserve(self, flight: _Flight) -> None:
-        """Make room for pages, in addition to the pages of other fetches that are due as early or
-        earlier. Raises: ResourceError if there is too little."""
+        """Make room for the pages of a fetch, in addition to those of other fetches that are not
+        due later. Raises: ResourceError if there is not enough room."""
         want = flight.want
         is_far = want.due > time.monotonic() + self.lead
         due = math.inf if is_far else want.due
@@ -272,9 +280,9 @@ class Engine:
             del self._flights[portion]
 
     async def read_held(self, want: Want) -> tuple[Pages, bytes]:
-        """Read the pages that are held, and whose checksums are right.
+        """Read those pages of a want that are held and have right checksums.
 
-        Returns: these pages, and their bytes one after another.
+        Returns: these pages, and their bytes one page after another.
         """
 
         def read() -> tuple[Pages, bytes]:
@@ -296,10 +304,11 @@ class Engine:
 
 
 def is_soon(due: float) -> bool:
-    """Return whether pages are due so soon that they cannot wait for a node that may come back."""
+    """Return whether pages with this due time cannot wait for an unreachable node, which may come
+    back."""
     return due < time.monotonic() + SOON_SECONDS
 
 
 def _portion_of(key: FileKey, pages: Pages) -> tuple[str, int]:
-    """Return the digest of the file, and the number of the portion that contains `pages`."""
+    """Return the digest of the file, and the number of the portion that contains all of `pages`."""
     return key.digest, int(pages.blocks[0]) // PORTION_BLOCKS

@@ -1,4 +1,4 @@
-"""Fetches pages before they are read."""
+"""Fetches pages in advance, before ranks read them."""
 
 from __future__ import annotations
 
@@ -15,38 +15,45 @@ from megablend.system.limited_log import LimitedLog
 
 _NUM_FETCHERS = 16
 _RETRY_SECONDS = 1.0
-"""The pause before a fetch is repeated that found no room, or whose node was unreachable."""
+"""Seconds before a fetch is repeated that failed because there was no room or a node was
+unreachable."""
 
 
 @dataclass(eq=False)
 class FetchAhead:
-    """Fetches a list of parts in its order, until another list replaces it; fetches that have begun
-    are then finished.
+    """Fetches a list of parts in the order of their due times. Another list may replace it at any
+    time. Fetches that have begun are then still finished.
 
-    If there is no room for a part, it waits, as do all that are due later, which would otherwise
-    take its room. A part whose fetch fails is postponed until all others were tried.
+    If there is no room for a part, this part and all later parts wait, since a later part must not
+    take its room. A part whose fetch fails is postponed until all others have been tried.
     """
 
     engine: Engine
     _task: asyncio.Task[None] | None = None
-    """Fetches the parts of the present list; None before the first one."""
+    """The task that fetches the present list; None before the first list."""
     _grace: float = PAST_SECONDS
-    """A part counts as read this many seconds after its due time."""
+    """Seconds after its due time until a part is treated as read."""
     _has_parts: bool = False
     """Whether the list has parts that no fetcher has taken yet."""
     _num_fetching: int = 0
     _retry_at: dict[tuple[FileKey, int], float] = field(default_factory=dict)
-    """The monotonic times before which parts whose fetch has failed are not tried again, even if
-    the list is replaced in the meantime, by file and first block."""
+    """The monotonic times before which failed parts are not tried again, by file and first block.
+    They are kept when the list is replaced."""
     _log: LimitedLog = field(default_factory=LimitedLog)
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a part is being fetched, or will be; postponed parts do not count."""
+        """Whether a part is being fetched or has yet to be fetched. Postponed parts do not
+        count."""
         return self._has_parts or self._num_fetching > 0
 
     def replace(self, parts: Iterator[Want], grace: float) -> None:
-        """Fetch the parts of another list, sorted by due time."""
+        """Fetch another list of parts from now on.
+
+        Args:
+            parts: the parts, sorted by due time.
+            grace: the number of seconds after its due time until a part is treated as read.
+        """
         self.stop()
         now = time.monotonic()
         self._retry_at = {name: at for name, at in self._retry_at.items() if at > now}
@@ -55,7 +62,7 @@ class FetchAhead:
         self._task = asyncio.ensure_future(self._fetch_all(parts))
 
     def stop(self) -> None:
-        """Stop fetching parts of the list."""
+        """Stop fetching."""
         if self._task is not None:
             self._task.cancel()
 
@@ -77,13 +84,13 @@ class FetchAhead:
         await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS)))
 
     async def _fetch(self, part: Want, refused: set[float]) -> bool:
-        """Fetch a part when there is room for it and for earlier ones, unless it counts as read by
-        then.
+        """Wait until there is room for a part and for all earlier parts. Then fetch the part,
+        unless it is treated as read by then.
 
         Args:
-            refused: due times of parts for which there is no room at present.
+            refused: the due times of parts for which there is no room at present.
 
-        Returns: False if the fetch failed, and has to be tried again.
+        Returns: False if the fetch failed and has to be repeated.
         """
         while part.due >= time.monotonic() - self._grace:
             if time.monotonic() < self._retry_at.get(_name_of(part), 0.0):
@@ -98,8 +105,8 @@ class FetchAhead:
         return True
 
     async def _obtain(self, part: Want) -> bool:
-        """Fetch a part now. Returns: False if that failed. Raises: ResourceError if it has no
-        room."""
+        """Fetch a part now. Returns: False if the fetch failed. Raises: ResourceError if there is
+        no room for the part."""
         pause = 0.0
         self._num_fetching += 1
         try:

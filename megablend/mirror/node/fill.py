@@ -1,4 +1,4 @@
-"""Fetches the pages of needs at once, whatever their due times, for `megablend node fill`."""
+"""Fetches pages at once, whatever their due times, for `megablend node fill`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUM_FETCHERS = 16
 
 
 async def fill(engine: Engine, needs: Iterable[Need], *, is_dry: bool) -> Filled:
-    """Fetch the pages of needs, or only count their bytes if `is_dry`."""
+    """Fetch all pages of needs. If `is_dry`, only count their bytes."""
     filled = Filled()
     portions: list[Want] = []
     for need in needs:

@@ -4,8 +4,8 @@
     pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of all before and of the bytes, bytes of all pages in turn
     needs   u32 n, n x (u32 length of the JSON, JSON [location, etag, size], u32 m, m x (u32 block, i32 due, u64 pages))
 
-A due time is in milliseconds from now, since clocks of processes differ. A negative one has passed;
-the greatest value means never.
+Due times are in milliseconds relative to now, since the clocks of processes differ. A negative
+value is in the past, and the greatest value means never.
 """
 
 from __future__ import annotations
@@ -31,64 +31,71 @@ from megablend.mirror.disk.room import Need
 from megablend.system.limited_json import parse_json
 
 PROTOCOL = 5
-"""The version of the frames, and of the requests between nodes."""
+"""The version of the protocol, which includes these frames and the requests between nodes."""
 HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
-"""The number of bytes that were fetched for a request: from the source, and from other nodes."""
+"""The numbers of bytes that were fetched for a request: from the source, and from other nodes."""
 MAX_PAYLOAD = 64 << 20
 _BATCH_BYTES = 1 << 19
-"""The size of one batch of needs, in bytes, so that other requests do not wait long."""
+"""The approximate size of one batch of needs in bytes. Batches are small, so that other requests do
+not wait long."""
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<i4"), ("pages", "<u8")])
 _NEVER = 0x7FFFFFFF
 
 
 class Kind(enum.IntEnum):
-    """The kinds of requests, and of answers (DONE, FAILED)."""
+    """The kinds of frames: requests, and the answers DONE and FAILED."""
 
     HELLO = 1
-    """Carries JSON of the client and its settings. The answer is JSON of the node."""
+    """The client's greeting. Carries JSON about the client and its settings. The answer is JSON
+    about the node."""
     STAT = 2
-    """Carries a JSON list of locations. The answer is a JSON list of [size, etag]."""
+    """Requests the states of files. Carries a JSON list of locations. The answer is a JSON list of
+    [size, etag]."""
     WANT = 3
-    """Carries needs. The answer is ORIGINS, once their pages are held."""
+    """Requests that pages be fetched. Carries needs. The answer, ORIGINS, is sent once all pages
+    are held."""
     DUE = 4
-    """Carries needs of any files, which replace the client's earlier ones. There is no answer."""
+    """Announces which pages the client will read. Carries needs, which replace the client's earlier
+    ones. There is no answer."""
     DISTRUST = 5
-    """Carries needs whose pages differ from a checksum: these are dropped, and fetched again."""
+    """Requests that wrong pages be dropped and fetched again. Carries needs."""
     STATUS = 6
-    """Requests the node's state. The answer is JSON."""
+    """Requests the status of the node. The answer is JSON."""
     STOP = 7
-    """Stops the process, once it has answered."""
+    """Stops the node process, after it has answered."""
     SCRUB = 8
     """Compares all held pages with their checksums. The answer is JSON of the wrong blocks."""
     REMOVE = 9
-    """Deletes all copies, and stops the process."""
+    """Deletes the mirror, and stops the node process."""
     KNOWN = 10
-    """Carries a JSON list of [location, size, etag], the present states of files."""
+    """Reports the present states of files. Carries a JSON list of [location, size, etag]."""
     CHECK = 11
-    """Checks the links between nodes. The answer is JSON with a line for each that is broken."""
+    """Checks the connections between nodes. The answer is a JSON list with a line of text for each
+    that fails."""
     FILL = 12
-    """Carries a byte, which is 1 if the needs after it are only counted; otherwise, they are
-    fetched at once. The answer is JSON of `Filled`."""
+    """Requests that pages be fetched at once. Carries a byte, which is 1 if they are only to be
+    counted, and needs. The answer is JSON of `Filled`."""
     DATASETS = 13
-    """Carries JSON of a verb of `megablend datasets` and its arguments. The answer is JSON."""
+    """A subcommand of `megablend datasets`. Carries JSON of its name and arguments. The answer is
+    JSON."""
     DONE = 16
     FAILED = 17
-    """Carries JSON of an error."""
+    """The answer to a request that failed. Carries JSON of the error."""
 
 
 def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
-    """Make a frame."""
+    """Return a frame as bytes."""
     return HEAD.pack(len(payload), kind, number) + payload
 
 
 def read_frame(
     connection: socket.socket, on_timeout: Callable[[], None] | None = None
 ) -> tuple[int, int, bytes]:
-    """Read a frame from a blocking socket: its kind, number and payload. `on_timeout` is called
-    each time that the socket times out. Raises: EOFError at the end; OSError; the errors of
-    `on_timeout`."""
+    """Read a frame from a blocking socket. `on_timeout` is called each time that the socket times
+    out. Returns: the kind of the frame, its number, and its payload. Raises: EOFError if the
+    connection has ended; OSError; the errors of `on_timeout`."""
     size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, on_timeout))
     return kind, number, _read_exactly(connection, size, on_timeout)
 
@@ -113,12 +120,12 @@ def _read_exactly(
 
 
 def pack_json(value: Any) -> bytes:
-    """Make a payload of JSON."""
+    """Return a value as JSON, encoded for the payload of a frame."""
     return json.dumps(value).encode()
 
 
 def pack_needs(needs: Iterable[Need]) -> bytes:
-    """Pack needs for `unpack_needs`."""
+    """Serialize needs, for `unpack_needs`."""
     now = time.monotonic()
     parts: list[bytes] = []
     count = 0
@@ -132,7 +139,7 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
 
 
 def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterator[list[Need]]:
-    """Divide needs into one or more batches, each of which packs into about `max_bytes`."""
+    """Divide needs into one or more batches of about `max_bytes` in serialized form."""
     batch: list[Need] = []
     left = max_bytes
     for need in needs:
@@ -152,7 +159,8 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
 
 
 def check_pages(need: Need) -> None:
-    """Check that there are pages, in ascending order and within the file. Raises: ValueError."""
+    """Check that the pages of a need are not empty, in ascending order, and within the file.
+    Raises: ValueError."""
     pages = need.pages
     if not pages or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
@@ -167,7 +175,7 @@ def _is_ascending(pages: Pages) -> bool:
 
 
 def unpack_needs(data: bytes) -> list[Need]:
-    """Unpack the result of `pack_needs`. Raises: ValueError if it is damaged."""
+    """Parse the result of `pack_needs`. Raises: ValueError if it is damaged."""
     now = time.monotonic()
     stream = BytesIO(data)
 
@@ -190,16 +198,23 @@ def unpack_needs(data: bytes) -> list[Need]:
 
 
 def pack_pages(pages: Pages, data: bytes) -> bytes:
-    """Pack pages, and their bytes one after another, for `unpack_pages`."""
+    """Serialize pages and their bytes, which follow one another, for `unpack_pages`."""
     rows = _make_rows(pages)
     head = _COUNT.pack(len(rows)) + rows.tobytes()
     return b"".join([head, _COUNT.pack(zlib.crc32(data, zlib.crc32(head))), data])
 
 
 def unpack_pages(answer: bytes, key: FileKey, requested: Pages) -> tuple[Pages, memoryview]:
-    """Unpack pages of the file `key`, and their bytes one after another.
+    """Parse the result of `pack_pages`.
 
-    Raises: ValueError if they are damaged, or not all of them are in `requested`.
+    Args:
+        answer: the result of `pack_pages`.
+        key: the file.
+        requested: the pages that were requested.
+
+    Returns: the pages, and their bytes one page after another.
+
+    Raises: ValueError if the data are damaged, or contain pages that were not requested.
     """
     try:
         (count,) = _COUNT.unpack_from(answer)
@@ -222,7 +237,7 @@ def unpack_pages(answer: bytes, key: FileKey, requested: Pages) -> tuple[Pages, 
 
 
 def _make_rows(pages: Pages) -> Any:
-    """Make rows of _ROWS for pages, with due times of 0."""
+    """Return pages as an array of type _ROWS, with due times of 0."""
     rows = np.zeros(len(pages.blocks), _ROWS)
     rows["block"] = pages.blocks
     rows["pages"] = pages.masks
@@ -230,12 +245,12 @@ def _make_rows(pages: Pages) -> Any:
 
 
 def _read_rows(rows: Any) -> Pages:
-    """Return the pages of rows of _ROWS."""
+    """Return the pages in an array of type _ROWS."""
     return Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
 
 
 def pack_error(error: Exception) -> bytes:
-    """Pack an error for another process."""
+    """Serialize an error, for `unpack_error` in another process."""
     # A subclass of another module is packed as its base in `errors`, if it has one
     names = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
     name = names[0] if names else type(error).__name__
@@ -246,7 +261,8 @@ def pack_error(error: Exception) -> bytes:
 
 
 def unpack_error(data: bytes) -> Exception:
-    """Unpack the result of `pack_error`: a RuntimeError if the error was not a MegablendError."""
+    """Parse the result of `pack_error`. Returns: the error, or a RuntimeError if it was not a
+    MegablendError."""
     fields = parse_json(data)
     kind = getattr(errors, fields["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, MegablendError)):

@@ -1,4 +1,4 @@
-"""The unix socket at which a node process answers the ranks of this machine."""
+"""Responds to ranks and commands on this machine, at a unix socket."""
 
 from __future__ import annotations
 
@@ -38,56 +38,60 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
-"""The number of requests of one client that are answered at a time; further requests wait."""
+"""The maximum number of requests of one client that are processed at a time. Further requests
+wait."""
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
 """The kinds of requests about files, which only clients that read files may send."""
 _CREDENTIALS = struct.Struct("3i")
-"""Linux's struct ucred: process, user, group."""
+"""The format of Linux's struct ucred: process id, user id, group id."""
 
 
 class LeavingError(Exception):
-    """The node process exits, so that the client starts another one."""
+    """Raised if the node process is about to exit, so that the client starts another node
+    process."""
 
 
 @dataclass(eq=False)
 class LocalServer:
-    """Responds to the clients of a mirror."""
+    """The server of a node process for clients on the same machine."""
 
     folder: MirrorFolder
     engine: Engine
     states: States
     needs: Needs
     select: Callable[[list[Need]], Awaitable[list[Need]]] | None
-    """Returns the parts of needs that this node should hold; None if it should hold all of them."""
+    """Returns the pages of needs that this node should hold; None if it should hold all of them."""
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns the node's response to a client's HELLO; raises ConfigError to refuse the client."""
     commands: Mapping[Kind, Callable[[], Awaitable[Any]]]
-    """The functions that respond to further requests, by kind."""
+    """The functions that return the responses to further requests, by kind."""
     answer_datasets: Callable[[dict[str, Any]], Awaitable[Any]]
-    """Answers a request of kind DATASETS."""
+    """Returns the response to a request of kind DATASETS."""
     num_clients: int = 0
     idle_since: float = field(default_factory=time.monotonic)
     _log: LimitedLog = field(default_factory=LimitedLog)
     _server: asyncio.Server | None = None
     _readers: dict[str, list[Any]] = field(default_factory=dict)
-    """For each client that reads files: the nodes that it reads with, if any."""
+    """The clients that read files, each with the nodes of its job; the list is empty for a job
+    without other nodes."""
 
     @property
     def is_read(self) -> bool:
-        """Whether a client reads files."""
+        """Whether any connected client reads files."""
         return bool(self._readers)
 
     @property
     def is_read_by_a_cluster(self) -> bool:
-        """Whether a client of a job on several nodes reads files."""
+        """Whether any connected client reads files for a job on several nodes."""
         return any(self._readers.values())
 
     def note_use(self) -> None:
-        """Record that the mirror is used now, though not through this socket."""
+        """Record that the mirror is in use, for uses other than through this socket."""
         self.idle_since = time.monotonic()
 
     async def start(self) -> None:
-        """Start listening. An old socket belongs to no process, since this one holds the lock."""
+        """Start listening. An existing socket is replaced: no process uses it, since this one holds
+        the folder's lock."""
         path = self.folder.socket_path
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -138,7 +142,7 @@ class LocalServer:
     async def _answer(
         self, writer: asyncio.StreamWriter, client: str, kind: int, number: int, payload: bytes
     ) -> None:
-        """Respond to a request, by its result or its error."""
+        """Carry out a request, and send the result or the error."""
         try:
             answer = pack(Kind.DONE, number, await self._do(client, kind, payload))
         except LeavingError:
@@ -156,7 +160,7 @@ class LocalServer:
                 await writer.drain()
 
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
-        """Carry out a request. Returns: the payload of the response."""
+        """Carry out a request, and return the payload of the response."""
         if kind in _OF_FILES and client not in self._readers:
             raise ConfigError("a client requested files before it sent its settings")
         match kind:
@@ -196,7 +200,7 @@ class LocalServer:
 
     async def _stat(self, locations: list[str]) -> bytes:
         requests = [self.states.get(location) for location in locations]
-        # All of them end before the first error is raised
+        # All requests have finished before the first error is raised
         results = await asyncio.gather(*requests, return_exceptions=True)
         stats: list[tuple[int, str]] = []
         for result in results:
@@ -214,7 +218,7 @@ class LocalServer:
         return ORIGINS.pack(*sum_origins(origins))
 
     async def _replace(self, needs: Iterable[Need]) -> None:
-        """Fetch pages again whose bytes were wrong."""
+        """Replace pages whose bytes are wrong: drop them, and fetch them again."""
         for need in needs:
             LOG.warning(
                 "mirror: %s: bytes of %s were wrong; fetching them again",
@@ -225,7 +229,8 @@ class LocalServer:
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
-    """Check that the process at the other end may read the folder. Raises: ConfigError."""
+    """Check that the process at the other end of a connection may read the folder. Raises:
+    ConfigError."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, group = _CREDENTIALS.unpack(credentials)
     if user in (0, os.geteuid()):

@@ -1,4 +1,4 @@
-"""A node's numbers in the format of Prometheus."""
+"""Formats the status of a node as metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Family(NamedTuple):
-    """A metric: numbers that have the same name and labels."""
+    """A metric: samples with the same name and the same labels, for different values of the
+    labels."""
 
     name: str
-    """A name with the suffix `_total` is that of a counter, which is 0 when the process starts."""
+    """The name of the metric. The suffix `_total` marks a counter, which starts at 0 with the
+    process."""
     about: str
     path: str
-    """The key of the numbers in the status; with a dot, the key of a mapping in it comes first."""
+    """The key of the metric's value in the status. A dotted key, `a.b`, is the key `b` of the
+    mapping `a`."""
     labels: tuple[str, ...] = ()
-    """See `_list_samples`."""
+    """The names of the labels: see `_list_samples`."""
 
 
 _FAMILIES = (
@@ -66,7 +69,7 @@ _FAMILIES = (
 
 
 def format_metrics(status: Mapping[str, Any]) -> str:
-    """Format the result of `Node.get_status` as Prometheus's text."""
+    """Format the result of `Node.get_status` in the text format of Prometheus."""
     cluster = status["cluster"] or {"nodes": 1, "away": 0}
     numbers = {
         **status,
@@ -88,7 +91,7 @@ def format_metrics(status: Mapping[str, Any]) -> str:
 
 
 def _find(numbers: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path; None if there is none."""
+    """Return the value at a dotted path in nested mappings; None if there is none."""
     found: Any = numbers
     for key in path.split("."):
         found = (found or {}).get(key)
@@ -98,8 +101,9 @@ def _find(numbers: Mapping[str, Any], path: str) -> Any:
 def _list_samples(
     labels: tuple[str, ...], value: Any, pairs: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """List the labels and the number of each sample. A value with labels is a mapping from texts of
-    the first label to values with the other labels; None has no samples."""
+    """Yield the formatted labels and the number of each sample of a metric. If there are labels,
+    `value` is a mapping from values of the first label to mappings for the next label, and so on.
+    None has no samples."""
     if value is None:
         return
     if labels:

@@ -1,4 +1,4 @@
-"""The needs of a node process's clients and of other nodes: which pages they will read, and when."""
+"""Keeps the needs of a node's clients and of other nodes: which pages they will read, and when."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.fetch_ahead import FetchAhead
 
 _PAUSE_SECONDS = 0.2
-"""The minimum time between two changes of all due times, which take time for each row."""
+"""The minimum number of seconds between two updates of all due times, which take long if there are
+many."""
 _LEAD_SHARE = 32
-"""At most 1/32 of the held bytes are of pages that were fetched ahead and displaced others."""
+"""At most 1/32 of the held bytes belong to pages that were fetched ahead and displaced other
+pages."""
 _MIN_GRACE_SECONDS = 0.5
-"""The minimum time after its due time until a page counts as read, if the mirror is small."""
+"""The minimum number of seconds after its due time until a page is treated as read. It applies to
+small mirrors."""
 
 
 class Needs:
-    """Keeps and fetches pages as they are due, and announces the clients' needs to other nodes.
+    """The needs of clients and of other nodes. Fetches the clients' pages ahead, makes the store
+    keep needed pages, and announces the clients' needs to other nodes.
 
     Args:
-        engine: holds and fetches pages.
-        announce: called with the needs of all clients after they have changed.
+        engine: fetches and stores the pages.
+        announce: a function that is called with the needs of all clients after changes; None
+            without other nodes.
     """
 
     def __init__(
@@ -36,7 +41,7 @@ class Needs:
         self._engine = engine
         self._announce = announce
         self._is_announced = True
-        """Whether `announce` was called since the clients' needs have changed."""
+        """Whether `announce` has been called since the last change of the clients' needs."""
         self._of_clients: dict[str, Sequence[Need]] = {}
         self._of_nodes: dict[str, Sequence[Need]] = {}
         self._changed = asyncio.Event()
@@ -48,15 +53,15 @@ class Needs:
         self.announce_again()
 
     def set_of_node(self, node: str, needs: Sequence[Need], *, is_more: bool = False) -> None:
-        """Replace the needs of another node, or add to them if `is_more`. Their pages are kept by
-        their due times, but not fetched before the node requests them."""
+        """Replace the needs of another node, or add needs if `is_more`. If their pages are held,
+        they are kept by due time, but they are not fetched before the node requests them."""
         earlier = self._of_nodes.get(node, []) if is_more else []
         _replace(self._of_nodes, node, [*earlier, *needs])
         self._changed.set()
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a page is being fetched ahead, or will be."""
+        """Whether pages are being fetched ahead, or have yet to be."""
         return self._ahead.is_fetching
 
     def list_needed(self) -> dict[FileKey, Pages]:
@@ -67,12 +72,13 @@ class Needs:
         return needed
 
     def announce_again(self) -> None:
-        """Announce the needs to other nodes again, since some may not have heard of them."""
+        """Announce the needs to other nodes again, since some nodes may not know them."""
         self._is_announced = False
         self._changed.set()
 
     async def run(self) -> None:
-        """Follow changes of the needs, until cancelled."""
+        """Update due times, fetches and announcements after each change of the needs, until
+        cancelled."""
         announcing: asyncio.Future[None] | None = None
         try:
             while True:
@@ -80,7 +86,7 @@ class Needs:
                 self._changed.clear()
                 own = _join(self._of_clients)
                 await self._apply(own)
-                # Not after changes by other nodes, or all would announce to one another for ever
+                # Not after changes by other nodes: all nodes would announce to one another forever
                 if self._announce is not None and not self._is_announced:
                     self._is_announced = True
                     # Not awaited: a silent node must not delay this loop. A later call replaces it
@@ -94,7 +100,11 @@ class Needs:
                 announcing.cancel()
 
     async def _apply(self, own: list[Need]) -> None:
-        """Replace the store's due times, and the pages to fetch ahead: only those of the clients."""
+        """Update the due times in the store, and the pages to fetch ahead.
+
+        Args:
+            own: the needs of the clients. Only their pages are fetched ahead.
+        """
         usage = await self._engine.call(self._engine.store.usage)
         lead = await asyncio.to_thread(find_lead, own, usage.num_bytes // _LEAD_SHARE)
         grace = min(PAST_SECONDS, max(_MIN_GRACE_SECONDS, lead))

@@ -1,4 +1,4 @@
-"""Reads the source for a node process."""
+"""Reads pages of files from their sources, for a node process."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from megablend.storage.object_options import ObjectOptions
 
 T = TypeVar("T")
 MAX_PORTIONS = 64
-"""The maximum number of portions in flight that are needed soon, and that of others."""
+"""The maximum number of portions in flight that are due soon, and also the maximum of other
+portions."""
 _MAX_CALLS = 256
-"""The number of blocking calls at a time: enough that one silent server does not delay others."""
+"""The maximum number of blocking calls at a time. It is large, so that a silent server does not
+delay the others."""
 _MAX_VIEWS = 4096
-"""The number of versions of files that are kept open for reading."""
+"""The maximum number of versions of files that are kept open for reading."""
 
 
 class SourceReader:
-    """Reads pages of files from object stores, web servers and mounted folders.
+    """A reader of pages from object stores, web servers and mounted folders.
 
     Args:
-        options: the mirror's settings, whose prefixes say which files may be read.
+        options: the settings of the mirror. Their `prefixes` determine which files may be read.
         objects: the settings of object stores.
     """
 
@@ -48,19 +50,20 @@ class SourceReader:
         )
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, asyncio.Future[Storage]]()
-        # Two, so that reads that are due soon do not wait for those that are fetched ahead
+        # Two semaphores, so that urgent reads do not wait for pages that are fetched ahead
         self._turns = asyncio.Semaphore(MAX_PORTIONS)
         self._soon_turns = asyncio.Semaphore(MAX_PORTIONS)
         self._threads = ThreadPoolExecutor(_MAX_CALLS, "megablend-source")
         self._reading: dict[asyncio.Future[None], Want] = {}
-        """The reads that are in progress, by a future that is done when they have finished."""
+        """The reads in progress, by a future that is done when the read has finished."""
         self.num_bytes = 0
-        """The number of bytes that were read."""
+        """The number of bytes that were read since the start."""
         self.requests = defaultdict[str, Counter[str]](Counter)
-        """The number of reads by scheme, and by result: "ok" or "failed"."""
+        """The number of reads by the scheme of the location and by result, "ok" or "failed"."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
-        """Use queries of URLs from now on. They may be signatures: they are kept in memory only."""
+        """Set the queries of URLs, by URL, to be used from now on. They may be signatures, so they
+        are kept only in memory."""
         before = dict(self._objects.urls)
         queries = before | dict(urls)
         if queries != before:
@@ -69,22 +72,24 @@ class SourceReader:
             self._views.clear()
 
     def check_allowed(self, location: str) -> None:
-        """Check that a location is below the node's prefixes. Raises: ConfigError if it is not."""
+        """Check that this node may read a location, which must be below its prefixes. Raises:
+        ConfigError."""
         if refusal := self._options.find_refusal(location):
             raise ConfigError(f"{location}: {refusal}")
 
     async def ask(self, question: Callable[[Storage], T]) -> T:
-        """Call a function of the source's storage in a thread, and return its result."""
+        """Call a function with the storage of the sources in a thread, and return its result."""
         return await self._call(lambda: question(self._storage))
 
     async def stat(self, location: str) -> FileStat:
-        """Ask the source for the state of a file. Raises: the same errors as Storage.stat;
-        ConfigError if the file may not be read."""
+        """Request the state of a file from the source. Raises: the same errors as Storage.stat;
+        ConfigError if this node may not read the file."""
         self.check_allowed(location)
         return await self._call(lambda: self._storage.for_checking().stat(location))
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Raises: ChangedFileError if the source has another version now."""
+        """See PageReader.read. Raises: also ChangedFileError if the source has another version of
+        the file now."""
         key = want.key
         self.check_allowed(key.location)
         offsets, sizes = ranges_of_pages(want.pages, key.size)
@@ -111,8 +116,8 @@ class SourceReader:
             finished.set_result(None)
 
     async def settle(self, want: Want) -> None:
-        """Wait until all reads of the pages that are in progress have finished: another node is
-        about to read them."""
+        """Wait until all reads in progress of the given pages have finished, because another node
+        is about to read these pages."""
         concerned = [
             finished
             for finished, other in self._reading.items()
@@ -122,7 +127,8 @@ class SourceReader:
             await asyncio.wait(concerned)
 
     async def _open(self, key: FileKey) -> Storage:
-        """Return a view of the storage that reads this version. It is opened once, and kept."""
+        """Return a view of the storage that reads this version of the file. It is opened on the
+        first call, and kept."""
         opening = self._views.get(key)
         has_failed = (
             opening is not None
@@ -138,7 +144,8 @@ class SourceReader:
         return await asyncio.shield(opening)
 
     async def _open_view(self, key: FileKey) -> Storage:
-        """Open such a view. Raises: ChangedFileError if the source has another version now."""
+        """Open a view of the storage for `_open`. Raises: ChangedFileError if the source has
+        another version of the file now."""
         view = self._storage.for_reading()
         found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
         if found != key:
@@ -154,7 +161,7 @@ class SourceReader:
 
 
 def make_key(location: str, state: FileStat) -> FileKey:
-    """Make the key of a version of a file. The key of a mounted file contains only size and time of
-    modification, since its device, and perhaps its inode, differ between mounts."""
+    """Make the key of a version of a file. Of the etag of a mounted file, only size and time of
+    modification are used, since device and inode numbers may differ between mounts."""
     etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
     return FileKey(location, etag, state.size)

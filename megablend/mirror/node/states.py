@@ -1,4 +1,4 @@
-"""The last known states of source files, which are requested once for all ranks."""
+"""Finds the states of source files, which are requested once for all ranks."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from megablend.storage.base import FileStat
 from megablend.system.log import LOG
 
 FRESH_SECONDS = 600.0
-"""The time for which a file's state is used before it is requested again."""
+"""Seconds for which the state of a file is used before it is requested again."""
 _SILENT_SECONDS = 30.0
-"""The time for which requests do not wait again for a source that did not respond: a job may open
+"""Seconds for which no request waits again for a source that did not respond, since a job may open
 thousands of files."""
 
 
 @dataclass(eq=False)
 class States:
-    """The states of files: those in the engine's store, and those in listings of datasets."""
+    """A lookup of the states of files, in the engine's store, in listings of datasets, and at the
+    source."""
 
     engine: Engine
     source: SourceReader
     find_listed: Callable[[str], Awaitable[SourceState | None]]
-    """Finds the state of a file in listings of datasets."""
+    """Returns the state of a file according to the listings of datasets; None if it is unknown."""
     wait_seconds: float = 5.0
-    """The time to wait for the source if an older state of the file is known."""
+    """Seconds to wait for the source if an older state of the file is known."""
     _requests: dict[str, asyncio.Task[FileStat]] = field(default_factory=dict)
     _silent_until: dict[str, float] = field(default_factory=dict)
-    """The time up to which older states are used without waiting, by source: `scheme://server`."""
+    """The time until which older states are used without waiting, by source: `scheme://server`."""
 
     async def get(self, location: str) -> FileStat:
-        """Return the state of a file, not older than FRESH_SECONDS if the source responds.
+        """Return the state of a file. It is at most FRESH_SECONDS old if the source responds.
 
         Raises: the same errors as Storage.stat.
         """
         stored = await self.engine.call(self.engine.store.states.get, location)
-        # An outdated state has to be requested, whatever was listed, and even if that takes long
+        # If the stored state is outdated, it has to be requested again, whatever the listings say
         is_outdated = stored is not None and not stored.checked_at
         listed = None if is_outdated else await self.find_listed(location)
         states = [state for state in (stored, listed) if state is not None]
@@ -68,7 +69,8 @@ class States:
             return stat
 
     async def _request(self, location: str) -> FileStat:
-        """Request the state of a file, or await a request that is in progress."""
+        """Request the state of a file from the source, or await a request for it that is in
+        progress."""
         request = self._requests.get(location)
         if request is None:
             request = asyncio.ensure_future(self._ask(location))
@@ -83,12 +85,14 @@ class States:
         return state
 
     async def remember(self, location: str, stat: FileStat) -> None:
-        """Remember that a file has this state now. Raises: ConfigError if it may not be read."""
+        """Store the present state of a file. Raises: ConfigError if this node may not read the
+        file."""
         self.source.check_allowed(location)
         state = SourceState(stat.size, stat.etag, time.time())
         await self.engine.call(self.engine.store.states.put, location, state)
 
 
 def _source_of(location: str) -> str:
-    """Return the `scheme://server` of a location, or the first folders of a path."""
+    """Return the source of a location: `scheme://server` of a URL, or the first folders of a
+    path."""
     return "/".join(location.split("/", 3)[:3])

@@ -1,4 +1,5 @@
-"""The meeting of the nodes of one view, in which they announce their pages to one another."""
+"""The nodes of one view. Before they read from one another they meet: each node announces the pages
+that it holds to all others."""
 
 from __future__ import annotations
 
@@ -24,17 +25,18 @@ from megablend.mirror.peers.routes import Routes
 from megablend.system.log import LOG
 
 _FIRST_MACHINE_PINGS = 5
-"""A torchrun job's first machine is pinged after 5 times `Pace.ping` without news."""
+"""The first machine of a torchrun job is sent a ping after 5 times `Pace.ping` without new
+pages."""
 
 
 @dataclass(eq=False)
 class Assembly:
-    """The nodes of one view, which meet, and then read from one another until those of the next
-    view have met."""
+    """The nodes of one view, as one of them sees them. They meet, and then read from one another
+    until the nodes of the next view have met."""
 
     view: View
     session: str
-    """This node's session."""
+    """The session of this node: a random id that it chose when it started."""
     peers: Mapping[str, Peer]
     """The other nodes, by name."""
     placement: Placement
@@ -47,13 +49,14 @@ class Assembly:
     is_formed: bool = False
     """Whether the nodes have met: all of them, or enough to continue."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    """The tasks that end with the view."""
+    """The tasks that are cancelled when the view ends."""
     _told_sessions: dict[str, str] = field(default_factory=dict)
-    """For each node that knows this node's pages: the session in which it was notified of them."""
+    """The nodes to which this node has announced all its pages, each with the session in which the
+    node received them."""
     _heard_nodes: set[str] = field(default_factory=set)
     """The nodes that have announced their pages to this one."""
     _is_formed_elsewhere: bool = False
-    """Whether one of these nodes has reported that the nodes have met."""
+    """Whether another node has reported that the nodes have met."""
 
     @property
     def has_ended(self) -> bool:
@@ -68,8 +71,8 @@ class Assembly:
             task.cancel()
 
     async def announce_to(self, peer: Peer) -> None:
-        """Announce this node's pages to another node until the view ends: all pages at first, and
-        after each restart of the other node; then new ones."""
+        """Announce this node's pages to another node until the view ends. All pages are announced
+        at first and after each restart of the other node, and later only new ones."""
         pace = self.agreement.pace
         while not self.has_ended:
             pause = 0.0
@@ -121,8 +124,8 @@ class Assembly:
         await peer.post(f"/v1/tell?view={self.view.number}{query}", pack_needs(needs))
 
     async def announce_due(self, needs: Sequence[Need]) -> None:
-        """Announce to the homes of pages which pages this node will request, and when; nodes that
-        are away are skipped."""
+        """Announce to other nodes which pages of which they are the homes this node will request,
+        and when. Unreachable nodes are skipped."""
         needs_by_home = await asyncio.to_thread(self.placement.divide, needs, self.peers, 1)
 
         async def announce(peer: Peer) -> None:
@@ -137,9 +140,9 @@ class Assembly:
                 LOG.warning("mirror: cannot announce due pages to other nodes: %s", error)
 
     async def _wait_for_news(self, peer: Peer) -> None:
-        """Wait until there are pages to announce to a node. The first machine of a torchrun job is
-        pinged in the meantime: after a restart it does not know the other nodes, so they must notice
-        the restart."""
+        """Wait until there are pages to announce to a node. Meanwhile, send pings to the first
+        machine of a torchrun job: other nodes must notice if it is restarted, since it then does
+        not know them."""
         news = self.announcements.news[peer.name]
         if not self.joining.is_first(peer):
             await news.wait()
@@ -150,7 +153,8 @@ class Assembly:
             await peer.ping()
 
     async def note_pages(self, node: str, query: Mapping[str, str], needs: Sequence[Need]) -> None:
-        """Record announced pages. Raises: ConfigError if `node` is not one of the nodes."""
+        """Record pages that another node has announced. Raises: ConfigError if that node is not in
+        the view."""
         listed = query.get("list", query.get("greets"))
         if listed is not None:
             await self._check_greeting(node, listed, query.get("session"))
@@ -164,8 +168,8 @@ class Assembly:
             self.agreement.note_news()
 
     async def _check_greeting(self, node: str, listed: str, session: str | None) -> None:
-        """Check the digest of another node's list of nodes, and its session. Raises: ConfigError if
-        the list differs, or a third node has its name."""
+        """Check the digest of another node's list of nodes, and the node's session. Raises:
+        ConfigError if the list differs from that of this node, or two nodes have the same name."""
         if listed != list_id(self.view.names):
             raise ConfigError(
                 f"the list of nodes of {node} differs from that of {self.placement.own}\n"
@@ -180,9 +184,8 @@ class Assembly:
             raise ConfigError(f"{node}: two nodes have this name\n{ONE_NAME}")
 
     def count_debts(self) -> dict[str, int]:
-        """Return numbers for users and metrics: the number of copies of each page, the bytes that
-        this node has yet to copy, the copies in progress, and the nodes that have yet to be
-        notified of pages."""
+        """Return numbers for users and metrics: copies of each page, bytes that this node has yet
+        to copy, copies in progress, and nodes to which pages have yet to be announced."""
         return {
             "copies": self.placement.copies,
             "bytes_to_copy": self.copies.count_bytes(),
@@ -191,8 +194,8 @@ class Assembly:
         }
 
     async def form(self) -> None:
-        """Wait until all nodes, or enough, have met. Raises: ConfigError if some are missing with
-        `strict`."""
+        """Wait until all nodes, or enough to continue, have met. Raises: ConfigError if nodes are
+        missing and `strict` is set."""
         deadline = time.monotonic() + self.agreement.pace.complete
         while not (self.is_formed or self.has_ended):
             missing = sorted(
@@ -210,7 +213,7 @@ class Assembly:
                 await self.agreement.wait_for_news()
 
     def _explain(self, name: str) -> str:
-        """Return the reason why a node counts as missing."""
+        """Return the reason why a node is treated as missing."""
         if name in self._heard_nodes:
             return (
                 f"it can reach this node, but this node cannot reach it: {self.peers[name].trouble}"
@@ -221,5 +224,6 @@ class Assembly:
 
 
 def explain_unknown(node: str, own: str) -> str:
-    """Return the error message for a request of `node`, which the list of nodes of `own` lacks."""
+    """Return the error message for a request from `node`, which is not in the list of nodes of this
+    node, `own`."""
     return f"{node} is not in the list of nodes of {own}\ngive all nodes the same `nodes`"

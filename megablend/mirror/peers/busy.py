@@ -1,4 +1,5 @@
-"""Sources that ask for fewer requests: the node that is asked notifies the other nodes."""
+"""Shares information on busy sources. If a source asks one node for fewer requests, that node
+notifies the others."""
 
 from __future__ import annotations
 
@@ -19,19 +20,21 @@ from megablend.system.limited_json import fits, parse_json
 
 BUSY_PATH = "/v1/busy"
 _SPREAD_SECONDS = 1.0
-"""The longest random delay before a node notifies others: a source may send such responses to all
-nodes at the same time, and then only a few nodes need to notify the others."""
+"""The longest random delay before a node notifies the others. A source may ask all nodes for fewer
+requests at the same time, and with random delays only a few of them send notifications."""
 _PATIENCE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class BusySources:
-    """Notifies other nodes of busy sources, and obeys their notifications."""
+    """Notifies other nodes of busy sources, and limits requests when other nodes send such
+    notifications."""
 
     get_peers: Callable[[], Collection[Peer]]
     """Returns the other nodes."""
     _heard: dict[str, float] = field(default_factory=dict)
-    """The monotonic time until which other nodes' notifications hold back requests, by source."""
+    """The monotonic time until which requests are held back because of other nodes' notifications,
+    by source."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> None:
@@ -47,7 +50,8 @@ class BusySources:
             task.cancel()
 
     def _note(self, root: str, seconds: float) -> None:
-        """Schedule a notification that the source `root` is busy. Called in a request's thread."""
+        """Schedule a notification that the source `root` is busy for some seconds. Called in the
+        thread of a request."""
         self._loop.call_soon_threadsafe(self._begin, root, time.monotonic() + seconds)
 
     def _begin(self, root: str, until: float) -> None:
@@ -64,8 +68,8 @@ class BusySources:
         await asyncio.gather(*(_post(peer, body) for peer in reachable))
 
     async def hear(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Obey another node's notification about a busy source. Raises: ValueError if it is not
-        valid."""
+        """Hold back requests to a source, as another node's notification asks. Raises: ValueError
+        if the notification is not valid."""
         message = parse_json(body)
         if not fits(message, {"root": str, "seconds": float}) or not math.isfinite(
             message["seconds"]

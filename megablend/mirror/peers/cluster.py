@@ -1,7 +1,8 @@
-"""The nodes of a cluster, as one of them sees it: they meet, and then read from one another.
+"""A cluster of nodes, as one of them sees it. The nodes meet, and then read from one another.
 
-Nothing is read before each node has announced its pages to all others: a node that has not started
-yet would look dead, and be skipped. After two minutes a majority continues without the others.
+The nodes meet by announcing their pages to one another. Nothing is read before all nodes have met,
+since a node that has not started yet would look dead and be skipped. After two minutes a majority
+continues without missing nodes.
 """
 
 from __future__ import annotations
@@ -57,19 +58,20 @@ from megablend.system.log import LOG
 
 _CANCEL_SECONDS = 0.1
 _MAX_BLOCKS = 64
-"""The maximum number of blocks that another node may request at a time."""
+"""The maximum number of blocks of pages that another node may ask for in one request."""
 
 
 class Cluster:
-    """Reads pages from other nodes, and serves them.
+    """The cluster that a node belongs to. Reads pages from the other nodes, and sends pages to
+    them.
 
     Args:
         options: the settings of the mirror.
-        members: the nodes, or the way in which they are found.
-        source: reads the source.
-        get_status: returns this node's numbers.
-        pace: the times after which nodes count as away.
-        more: handlers of further requests, by method and path.
+        members: the nodes of the cluster, or the way in which they are found.
+        source: reads pages from the source.
+        get_status: returns the status of this node, for metrics.
+        pace: the times after which nodes are treated as unreachable.
+        more: additional handlers of requests from other nodes, by method and path.
     """
 
     def __init__(
@@ -84,9 +86,9 @@ class Cluster:
         self._options = options
         self._members = members
         self.own = members.own
-        """This node's name."""
+        """The name of this node."""
         self.views = members.views
-        """The views of a cluster whose nodes come and go; None otherwise."""
+        """The membership of this node in a cluster with etcd; None without etcd."""
         self._source = source
         self._pace = pace
         self._secret = read_secret(options)
@@ -111,8 +113,8 @@ class Cluster:
         self._sent_bytes = 0
         self._peers: dict[str, Peer] = {}
         self._assemblies: list[Assembly] = []
-        """The assembly of the view in force, or of the first view, followed by that of the next
-        view, if there is one."""
+        """The assembly of the view in force, or of the first view. It is followed by the assembly
+        of the next view, if there is one."""
         self._tasks: list[asyncio.Task[None]] = []
         self.view_listeners: list[Callable[[], None]] = []
         """The functions that are called when a view comes into force."""
@@ -120,7 +122,8 @@ class Cluster:
         self._needs: Needs
 
     async def start(self, engine: Engine, needs: Needs) -> None:
-        """Listen to other nodes, and begin to meet them. Raises: ConfigError if that fails."""
+        """Listen for requests of other nodes, and begin to meet the nodes. Raises: ConfigError if
+        listening fails."""
         self._engine = engine
         self._needs = needs
         server_tls, client_tls = self._tls or (None, None)
@@ -162,8 +165,8 @@ class Cluster:
             await self.views.stop()
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Raises: ResourceError while fewer than half of the nodes respond;
-        ConfigError if the nodes cannot work together."""
+        """See PageReader.read. Raises: also ResourceError while there is no majority of connected
+        nodes, and ConfigError if the nodes cannot work together."""
 
         reading = Reading(want, keep)
         while True:
@@ -174,13 +177,14 @@ class Cluster:
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
-        """Announce to the homes of pages which pages this node will request, and when."""
+        """Announce to other nodes which pages of which they are the homes this node will request,
+        and when."""
         if self._agreement.is_reached:
             await self._assemblies[0].announce_due(needs)
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of all nodes, sorted; empty before they are known."""
+        """The names of all nodes, sorted; empty before the nodes are known."""
         return self._assemblies[0].view.names if self._assemblies else ()
 
     @property
@@ -189,19 +193,19 @@ class Cluster:
         return self._assemblies[0].placement.copies if self._assemblies else 1
 
     def find_away(self) -> set[str]:
-        """Return the names of the nodes that are away."""
+        """Return the names of the nodes that are unreachable."""
         return {peer.name for peer in self._peers.values() if peer.away_since is not None}
 
     async def post(self, node: str, path: str, body: bytes) -> bytes:
-        """Send a request to another node, and return the response. Raises: AwayError; the error that
-        the node responds with."""
+        """Send a request to another node, and return the body of the response. Raises: AwayError if
+        the node is unreachable; the error that the node responds with."""
         if node not in self._peers:
             raise AwayError(f"{node} is not one of the nodes")
         return await self._peers[node].post(path, body)
 
     async def meet(self) -> None:
-        """Wait until the nodes work together. Raises: ResourceError if too few are connected;
-        ConfigError."""
+        """Wait until the nodes have met. Raises: ResourceError if too few are connected;
+        ConfigError if they cannot work together."""
         await self._agreement.wait()
 
     @property
@@ -215,7 +219,7 @@ class Cluster:
         return self._agreement.failure is not None
 
     async def select(self, needs: Sequence[Need]) -> list[Need]:
-        """Return the parts of needs of which this node is a home. Raises: see `meet`."""
+        """Return the pages of needs that this node must hold. Raises: see `meet`."""
         await self.meet()
         return self._assemblies[0].placement.select_own(needs)
 
@@ -239,7 +243,8 @@ class Cluster:
         return status | self._assemblies[0].count_debts() if self._assemblies else status
 
     async def check(self) -> list[str]:
-        """Return a line for each pair of nodes of which the first cannot reach the second."""
+        """Return a line of text for each pair of nodes of which the first cannot reach the
+        second."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
             # A node that is away is in this node's own lines
@@ -273,7 +278,7 @@ class Cluster:
             self._agreement.fail(ResourceError(f"the node process failed: {error!r}"))
 
     async def _run(self) -> None:
-        """Find the nodes, and begin to meet them; with etcd, do this for each new view."""
+        """Find the nodes, and begin to meet them. With etcd, do this for each new view."""
         try:
             if self.views is not None:
                 await self._check_address()
@@ -292,8 +297,8 @@ class Cluster:
             self._agreement.fail(error)
 
     def take(self, view: View) -> None:
-        """Begin to meet the nodes of a view, which includes this one. The view comes into force
-        when they have met; until then the earlier one stays in force."""
+        """Begin to meet the nodes of a view that includes this node. When they have met, the view
+        comes into force; until then, the earlier view stays in force."""
         names = view.names
         others = [name for name in names if name != self.own]
         for name in others:
@@ -372,13 +377,13 @@ class Cluster:
         return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls)
 
     def _suspect(self) -> None:
-        """Ping all nodes, because one has not responded in time. If the network is down, they are
-        then all found to be away at once, not one after another."""
+        """Send pings to all nodes, because one node has not responded in time. If the network is
+        down, all nodes are then found to be unreachable at once, not one after another."""
         for peer in self._peers.values():
             peer.ping_if_silent()
 
     async def _check_address(self) -> None:
-        """Check that no other process responds at this node's name. Raises: ConfigError."""
+        """Check that no other process responds at this node's address. Raises: ConfigError."""
         own_peer = self._make_peer(self.own)
         responds = await own_peer.ping()
         own_peer.close()
@@ -395,8 +400,8 @@ class Cluster:
         return b""
 
     def _find_assembly(self, query: Mapping[str, str], assemblies: Sequence[Assembly]) -> Assembly:
-        """Return the assembly of the view that a request names; the first one if it names none.
-        Raises: OtherViewError."""
+        """Return the assembly of the view that a request names, or the first assembly if it names
+        no view. Raises: OtherViewError if there is no assembly of that view."""
         for assembly in assemblies:
             if query.get("view") in (None, str(assembly.view.number)):
                 return assembly
@@ -405,8 +410,8 @@ class Cluster:
         )
 
     def _check_left_out(self, node: str, view: str) -> None:
-        """Check that a node that sends a request from an earlier view is in the view in force;
-        otherwise it would wait in vain for this node to enter its view. Raises: AwayError."""
+        """Check that a node that is still in an earlier view belongs to the view in force. If not,
+        it would wait forever for this node to be in its view. Raises: AwayError."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
             raise AwayError(f"{self.own} is in view {number}, which does not include {node}")

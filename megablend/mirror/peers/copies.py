@@ -1,4 +1,4 @@
-"""The copies of pages that this node must hold, and that it gets from other nodes."""
+"""Copies pages that this node must hold from other nodes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RETRY_SECONDS = 60.0
 
 
 class Copies:
-    """The pages that this node has yet to copy from other nodes.
+    """The pages that this node has yet to copy from other nodes, and the task that copies them.
 
     Args:
-        engine: gets and holds this node's pages.
-        placement: which pages this node must hold.
-        holders: which nodes hold them.
+        engine: fetches and holds this node's pages.
+        placement: knows which pages this node must hold.
+        holders: knows which pages other nodes hold.
     """
 
     def __init__(self, engine: Engine, placement: Placement, holders: Holders) -> None:
@@ -33,13 +33,15 @@ class Copies:
         self._holders = holders
         self._to_copy: dict[FileKey, Pages] = {}
         self._to_copy_later: dict[FileKey, Pages] = {}
-        """The pages to copy when a node that holds them is reachable, or the disk works again."""
+        """The pages that could not be copied, because the nodes that hold them are unreachable or
+        this node's disk fails."""
         self._has_work = asyncio.Event()
         self.num_copying = 0
         self._log = LimitedLog()
 
     async def note_announced(self, needs: Sequence[Need]) -> None:
-        """Schedule copies of pages that another node has announced and this node must also hold."""
+        """Schedule copies of pages that another node has announced, and that this node must hold,
+        too."""
         for need in self._placement.select_own(needs):
             missing = await self._engine.call(self._engine.store.missing, need.key, need.pages)
             if missing:
@@ -47,7 +49,7 @@ class Copies:
                 self._has_work.set()
 
     def count_bytes(self) -> int:
-        """Return the size of all pages that are yet to be copied."""
+        """Return the total size in bytes of the pages that have yet to be copied."""
         to_copy = [*self._to_copy.items(), *self._to_copy_later.items()]
         return sum(count_bytes(pages, key.size) for key, pages in to_copy)
 
@@ -64,7 +66,7 @@ class Copies:
         tasks.append(asyncio.ensure_future(self._retry_regularly()))
         try:
             await asyncio.gather(*tasks)
-        finally:  # the others go on if one fails
+        finally:  # if one task fails, the others continue
             for each in tasks:
                 each.cancel()
 
@@ -74,7 +76,7 @@ class Copies:
             self.retry()
 
     async def _copy_portions(self) -> None:
-        """Copy one portion after another, until cancelled."""
+        """Copy pages portion by portion, until cancelled."""
         while True:
             await self._has_work.wait()
             key = next(iter(self._to_copy), None)

@@ -1,4 +1,4 @@
-"""The pages that other nodes hold, according to their announcements: see `announcements`."""
+"""Keeps track of the pages that other nodes hold, according to their announcements."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Holders:
             add_pages(self._announced.setdefault(need.key, {}), name, need.pages)
 
     def find(self, key: FileKey, pages: Pages) -> list[str]:
-        """Return the names of the nodes that announced some of the pages."""
+        """Return the names of the nodes that have announced any of the pages."""
         by_node = self._announced.get(key, {})
         return [name for name, held in by_node.items() if intersect(pages, held)]
 
     def forget(self, name: str, key: FileKey, pages: Pages) -> None:
-        """Record that a node does not hold pages that it announced."""
+        """Record that a node no longer holds pages that it announced."""
         by_node = self._announced.get(key, {})
         left = subtract(by_node.pop(name, NO_PAGES), pages)
         if left:

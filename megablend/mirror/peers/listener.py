@@ -1,4 +1,4 @@
-"""A port at which this node listens, and its warnings about requests that it refuses."""
+"""Listens at a port of this node, and warns about requests that are refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""The time for which a stopping node keeps responding; later, clients turn to other nodes."""
+"""Seconds for which a node that is stopping still responds to requests. Then clients use other
+nodes."""
 
 
 class _Faults(logging.Logger):
-    """aiohttp's log without malformed requests, which it would quote, including the token."""
+    """A logger for aiohttp that drops records about malformed requests, which would contain the
+    token."""
 
     def handle(self, record: logging.LogRecord) -> None:
         """Log a record unless it is about a malformed request."""
@@ -37,7 +39,7 @@ class _Faults(logging.Logger):
 
 
 def add_metrics(app: web.Application, get_status: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Make an application answer `GET /metrics` with the node's numbers."""
+    """Add a handler to an application, which answers `GET /metrics` with the node's numbers."""
 
     async def answer(_: web.Request) -> web.Response:
         text = format_metrics(await get_status())
@@ -48,19 +50,19 @@ def add_metrics(app: web.Application, get_status: Callable[[], Awaitable[dict[st
 
 @dataclass(eq=False)
 class Listener:
-    """Serves an application at a port."""
+    """A server of an aiohttp application at a port."""
 
     setting: str
-    """The name of the port's setting, for messages."""
+    """The name of the setting that contains the port, for messages."""
     log: LimitedLog = field(default_factory=LimitedLog)
-    """Warns of refused requests."""
+    """Logs warnings about refused requests."""
     _runner: web.AppRunner | None = None
     _server: asyncio.Server | None = None
 
     async def start(
         self, app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None
     ) -> None:
-        """Listen. Raises: ConfigError if the port is in use."""
+        """Start listening. Raises: ConfigError if the port is in use."""
         self._runner = web.AppRunner(
             app,
             logger=_Faults("megablend.listener"),

@@ -1,4 +1,4 @@
-"""The meeting of a cluster's nodes: they find one another, and agree to work together."""
+"""How the nodes of a cluster find one another, and agree to work together."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ _JOINING = {"rank": int, "name": str}
 
 @dataclass(eq=False)
 class Agreement:
-    """Whether the nodes work together, as far as this node knows: not yet, yes, no because too few
-    are connected, or no because of an error."""
+    """This node's knowledge of whether the nodes work together. It is unknown at first; then either
+    they do, or they do not because too few are connected or because of an error."""
 
     options: MirrorOptions
     size: int
-    """The number of nodes."""
+    """The number of nodes of the cluster."""
     pace: Pace
     failure: MegablendError | None = None
-    """Why the nodes cannot work together with their settings; None if no reason is known."""
+    """The error because of which the nodes cannot work together with their settings; None if there
+    is none."""
     too_few: str = ""
-    """The message about missing nodes, if too few are connected; "" otherwise."""
+    """The message about missing nodes if too few are connected; "" otherwise."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_reached(self) -> bool:
-        """Whether the nodes work together. If not, this node keeps waiting for the others, even for
-        those that cause the failure, since this may be fixed."""
+        """Whether the nodes work together. If not, this node keeps waiting for the others even
+        after a failure, since the user may fix the cause."""
         return self._decided.is_set() and not self.too_few and self.failure is None
 
     async def wait(self) -> None:
-        """Wait until the nodes work together. Raises: ResourceError while too few are connected;
-        ConfigError if they cannot work together."""
+        """Wait until it is known whether the nodes work together. Raises: ResourceError if too few
+        are connected; ConfigError if they cannot work together."""
         await self._decided.wait()
         if self.failure is not None:
             raise self.failure
@@ -61,15 +62,20 @@ class Agreement:
         LOG.info("mirror: %d nodes have formed a cluster", self.size)
 
     def fail(self, error: MegablendError) -> None:
-        """Record why the nodes cannot work together. If they already do, only log the error."""
+        """Record the error because of which the nodes cannot work together. If they already work
+        together, only log the error."""
         LOG.warning("mirror: %s", error)
         if not self._decided.is_set():
             self.failure = error
             self._decided.set()
 
     def is_enough(self, missing: list[str]) -> bool:
-        """Return whether a majority is connected, which then continues without the nodes `missing`.
-        Raises: ConfigError if nodes are missing with `strict`."""
+        """Return whether a majority of the nodes is connected, so that they can continue without
+        the missing nodes. Raises: ConfigError if `strict` is set.
+
+        Args:
+            missing: the names of the missing nodes, with explanations.
+        """
         text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
         if 2 * (self.size - len(missing)) <= self.size:
             self.fall_short(f"{text}; the others are not a majority")
@@ -81,8 +87,8 @@ class Agreement:
 
     def fall_short(self, text: str) -> None:
         """Make reads fail with the message `text` until more nodes have joined, so that ranks read
-        the source themselves. Nodes that already work together continue. Raises: ConfigError with
-        `strict`."""
+        the source themselves. Do nothing if the nodes already work together. Raises: ConfigError if
+        `strict` is set."""
         if self.is_reached:
             return
         if self.options.strict:
@@ -105,12 +111,13 @@ class Agreement:
 
 @dataclass(eq=False)
 class Joining:
-    """Finds the list of nodes, which is given in the settings, or collected by the first machine of
-    a torchrun job: all machines send it their names, and it sends them the list."""
+    """Finds the list of nodes. It is given in the settings, or collected by the first machine of a
+    torchrun job: all machines send their names to the first machine, which responds with the
+    list."""
 
     members: Members
     port: int
-    """The port of nodes whose names do not contain one."""
+    """The default port of nodes."""
     agreement: Agreement
     make_peer: Callable[[str], Peer]
     pace: Pace
@@ -121,7 +128,7 @@ class Joining:
     )
 
     async def gather(self) -> list[str]:
-        """Return the list of nodes. Raises: ConfigError."""
+        """Return the names of all nodes. Raises: ConfigError if they cannot be found."""
         torchrun = self.members.torchrun
         if torchrun is None:
             return list(self.members.names)
@@ -148,7 +155,7 @@ class Joining:
                 break
             await self.agreement.wait_for_news()
             if self.agreement.too_few and len(missing) > torchrun.size - len(self._joined):
-                # A machine has joined, and more may follow: without them in the list, they stay outside
+                # A machine has joined, and more may follow, which must be in the list
                 deadline = time.monotonic() + self.pace.complete
         names = sorted(self._joined.values())
         for name, other in itertools.pairwise(names):
@@ -157,7 +164,7 @@ class Joining:
         return names
 
     async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
-        """Request the list from the job's first machine. Raises: ConfigError."""
+        """Request the list of nodes from the first machine of the job. Raises: ConfigError."""
         deadline = time.monotonic() + self.pace.complete + self.pace.silent
         first = self.make_peer(torchrun.first)
         try:
@@ -179,9 +186,10 @@ class Joining:
         return torchrun is not None and peer.name == torchrun.first
 
     async def join(self, peer: Peer) -> list[str]:
-        """Send this node's name to the job's first machine, which needs it again whenever it was
-        restarted. Returns: the list of nodes; empty if the peer is not the first machine. Raises:
-        the errors of `Peer.post`; AwayError while other nodes are missing."""
+        """Send this node's name to a peer that is the first machine of the job, which needs the
+        name again after each restart. Returns: the list of nodes; an empty list if the peer is
+        another machine. Raises: the errors of `Peer.post`; AwayError while other nodes are
+        missing."""
         torchrun = self.members.torchrun
         if torchrun is None or not self.is_first(peer):
             return []
@@ -189,10 +197,10 @@ class Joining:
         return [str(each) for each in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Respond to a machine that joins with the list of nodes, once the list is complete.
-        Raises: ValueError if the machine's rank is not valid; AwayError while other machines are
-        missing, or if this node process belongs to another job, and will exit; ConfigError if two
-        machines have the same name."""
+        """Record the name of a machine that joins, and respond with the list of nodes once it is
+        complete. Raises: ValueError if the machine's rank is not valid; AwayError while other
+        machines are missing, or if this node process belongs to another job and will exit;
+        ConfigError if two machines have the same name."""
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):

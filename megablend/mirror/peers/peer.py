@@ -1,4 +1,5 @@
-"""Requests to another node, and whether it is reachable or away: even a slow one is reachable."""
+"""Sends requests to another node, and determines whether the node is reachable. A node that is
+away, that is unreachable, does not even respond to pings; a node that is merely slow does."""
 
 from __future__ import annotations
 
@@ -32,57 +33,61 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 AWAY_STATUS = 503
-"""The status of a response that means AwayError."""
+"""The HTTP status of a response that stands for an AwayError."""
 ERROR_STATUS = 409
-"""The status of a response that contains an error packed by `pack_error`."""
+"""The HTTP status of a response that contains an error packed by `pack_error`."""
 VIEW_STATUS = 412
-"""The status of a response that means OtherViewError."""
+"""The HTTP status of a response that stands for an OtherViewError."""
 SESSION_STATUS = 401
-"""The status of a response to a request that was signed for another session of the node."""
+"""The HTTP status of a response to a request that was signed for another session of the node."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""The numbers of errors of failed connections that are not the fault of the other node."""
+"""The errno values of failed connections that do not mean that the other node is unreachable."""
 _SHORTAGE_SECONDS = 0.5
 _NUM_TRIES = 3
-"""The maximum number of times that a request is signed: again for each session of the node."""
+"""The maximum number of times that a request is sent. It is signed and sent again if the node has
+another session."""
 
 
 class Ask(enum.Enum):
-    """What is requested from another node, as parameters of the request's query."""
+    """The pages to request from another node. The values are parameters of the query."""
 
     ALL = ""
-    """All pages: the other node, as their home, gets those that it lacks."""
+    """All pages. The other node is their home, and fetches pages that it does not hold."""
     HELD = "&held=1"
     """Only the pages that the other node holds."""
     SETTLED = "&held=1&settle=1"
-    """Only the pages that the other node holds once its own reads of them have finished."""
+    """Only the pages that the other node holds after its present reads of them have finished."""
 
 
 class OtherViewError(AwayError):
-    """The other node is temporarily in a different view."""
+    """Raised if the other node is temporarily in a different view."""
 
 
 @dataclass(eq=False)
 class Peer:
-    """Sends requests to another node. As soon as the node is away, all pending requests fail."""
+    """Another node, to which this node sends requests. As soon as it is found to be unreachable,
+    all pending requests fail."""
 
     name: str
-    """`host:port`."""
+    """The name of the node, `host:port`."""
     http: aiohttp.ClientSession
     signer: Signer
     pace: Pace
     on_met: Callable[[Peer], None]
-    """Called at the node's first response after each of its starts, and after it was away."""
+    """Called at the first response of the node after each start, and after it was unreachable."""
     on_suspect: Callable[[], None]
-    """Called when the node does not respond to a ping within `pace.ping` seconds."""
+    """Called if the node does not respond to a ping within `pace.ping` seconds."""
     uses_tls: bool
     session: str = ""
-    """The random id that the node chose when it started; requests are signed for it."""
+    """The last known session of the node, a random id that it chose when it started. Requests are
+    signed for this session."""
     away_since: float | None = None
-    """The monotonic time at which the node was found to be away; None while it responds."""
+    """The monotonic time at which the node was found to be unreachable; None while it responds."""
     trouble: str = "it has not been sent a request yet"
-    """Why the node did not respond when it was last found to be away."""
+    """Why the node did not respond when it was last found to be unreachable."""
     refusal: MegablendError | None = None
-    """Why the node's last response was not trusted, or why it refused a request; None otherwise."""
+    """The error if the node refused the last request, or its last response was not trusted; None
+    otherwise."""
     num_bad: int = 0
     """The number of responses whose bytes were changed during transmission."""
     responded_at: float = 0.0
@@ -92,7 +97,7 @@ class Peer:
     _away_signal: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Done as soon as the node is away; later requests get a new one."""
+    """A future that is done as soon as the node is unreachable. Later requests use a new future."""
     _num_pending: int = 0
     _watcher: asyncio.Task[None] | None = None
     _pinging: asyncio.Task[bool] | None = None
@@ -100,16 +105,17 @@ class Peer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the node has been away for so long that nobody waits for it any longer."""
+        """Whether the node has been unreachable for so long that this node no longer waits for
+        it."""
         return self.away_since is not None and time.monotonic() - self.away_since > self.pace.gone
 
     @property
     def obstacle(self) -> object:
-        """Why the node is away, was not trusted, or refused this node; None otherwise."""
+        """Why the node is unreachable, is not trusted, or refuses this node; None otherwise."""
         return self.refusal if self.away_since is None else self.trouble
 
     def close(self) -> None:
-        """Stop sending pings. Pending requests fail, as if the node were away."""
+        """Stop sending pings. Pending requests fail as if the node were unreachable."""
         self._is_closed = True
         for task in (self._watcher, self._pinging):
             if task is not None:
@@ -120,16 +126,18 @@ class Peer:
             self._away_signal.set_result(None)
 
     async def fetch(self, want: Want, view: int, ask: Ask) -> tuple[Pages, memoryview]:
-        """Request pages.
+        """Request pages from the node.
 
         Args:
+            want: the pages.
             view: the number of this node's view.
+            ask: whether the node should fetch pages that it does not hold.
 
-        Returns: pages, and their bytes one after another. There are none if the other node has
-            none, or if their bytes were changed during transmission.
+        Returns: the pages that the node sent, and their bytes one after another. There are no pages
+            if the node does not have any, or if bytes were changed during transmission.
 
-        Raises: AwayError; OtherViewError if the other node is in another view; the error that it
-            responds with.
+        Raises: AwayError if the node is unreachable; OtherViewError if it is in another view; the
+            error that it responds with.
         """
         fresh = "&fresh=1" if want.mode is Mode.FRESH else ""
         needs = pack_needs([Need.of(want.key, want.pages, want.due)])
@@ -142,8 +150,8 @@ class Peer:
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Send a request, and return the response. Raises: AwayError if the node is away; the error
-        that it responds with."""
+        """Send a request, and return the body of the response. Raises: AwayError if the node is
+        unreachable; the error that it responds with."""
         if self.away_since is not None:
             raise AwayError(f"{self.name} is unreachable: {self.trouble}")
         self._num_pending += 1
@@ -168,7 +176,7 @@ class Peer:
             self._num_pending -= 1
 
     async def ping(self) -> bool:
-        """Send a ping. Returns: whether the node responds; if it does not, it counts as away."""
+        """Send a ping. Returns: whether the node responds. If not, it is treated as unreachable."""
         suspicion = None
         if self.away_since is None:
             suspicion = asyncio.get_running_loop().call_later(self.pace.ping, self.on_suspect)
@@ -188,14 +196,15 @@ class Peer:
         return self.away_since is None
 
     def ping_if_silent(self) -> None:
-        """Send a ping, unless the node has just responded, is away, or is being pinged."""
+        """Send a ping, unless the node has just responded, is unreachable, or is being sent a ping
+        already."""
         is_pinged = self._pinging is not None and not self._pinging.done()
         has_responded = time.monotonic() - self.responded_at < self.pace.ping
         if not (is_pinged or has_responded or self.away_since is not None):
             self._pinging = asyncio.ensure_future(self.ping())
 
     async def _watch(self) -> None:
-        """Send pings while requests wait for a response, or the node is away."""
+        """Send pings while requests wait for a response, or the node is unreachable."""
         # `wait_for` loses a cancellation that comes at the moment of its result
         while not self._is_closed and (self._num_pending or self.away_since is not None):
             await asyncio.sleep(self.pace.ping)
@@ -205,7 +214,7 @@ class Peer:
         self._watcher = None
 
     def _mark_away(self, trouble: object) -> None:
-        """Record that the node is away, and why; pending requests fail."""
+        """Record that the node is unreachable, and why. Pending requests fail."""
         self.trouble = str(trouble) or type(trouble).__name__
         if self.away_since is not None:
             return
@@ -217,8 +226,8 @@ class Peer:
             self._watcher = asyncio.ensure_future(self._watch())
 
     async def _send(self, method: str, path: str, body: bytes) -> bytes:
-        """Send a request as `_request` does, and repeat it while this node lacks memory or file
-        descriptors. Raises: the same errors as `_request`."""
+        """Send a request as `_request` does. While this node lacks memory or file descriptors, try
+        again. Raises: the same errors as `_request`."""
         while True:
             try:
                 return await self._request(method, path, body)
@@ -267,7 +276,7 @@ class Peer:
         raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
-        """Return the error that is meant by a response with a status other than 200."""
+        """Return the error that a response with a status other than 200 stands for."""
         if status in (VIEW_STATUS, AWAY_STATUS):
             kind = OtherViewError if status == VIEW_STATUS else AwayError
             return kind(data.decode(errors="replace"))
@@ -282,7 +291,7 @@ class Peer:
         )
 
     def _note_response(self, session: str) -> None:
-        """Record a valid response from the node, which is in this session."""
+        """Record a valid response of the node, and its session."""
         self.responded_at = time.monotonic()
         self.refusal = None
         away_since = self.away_since

@@ -12,11 +12,11 @@ from megablend.mirror.disk.room import Need
 from megablend.mirror.members.homes import Homes
 
 _MAX_ORDERS = 4096
-"""The number of pieces whose orders are cached, since a piece is requested in many parts."""
+"""The number of pieces whose order of nodes is cached, since a piece is requested in many parts."""
 
 
 class Placement:
-    """The homes of pieces, as one of the nodes sees them.
+    """The assignment of pieces to nodes in one view, as one of the nodes uses it.
 
     Args:
         names: the names of all nodes, sorted.
@@ -32,14 +32,18 @@ class Placement:
         self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
-        """Return the first `count` nodes in the order of a piece; the first of them is its home."""
+        """Return the first `count` nodes in the order of a piece. The first of them is the piece's
+        home."""
         return self._ordered(key.digest, piece, count)
 
     def divide(
         self, needs: Iterable[Need], names: Iterable[str], count: int
     ) -> dict[str, list[Need]]:
-        """Return for each of the nodes `names` the pages of needs in whose piece's order this node
-        is among the first `count`."""
+        """Divide the pages of needs by node. A node gets the pages of those pieces in whose order
+        it is among the first `count` nodes.
+
+        Returns: the pages for each of the nodes `names`, by name.
+        """
         parts: dict[str, list[Need]] = {name: [] for name in names}
         for need in needs:
             # order: (blocks of the need, nodes), as indices into the names

@@ -1,13 +1,15 @@
-"""The places from which this node gets pages: nodes that announced them, their home, and the
-source.
+"""Decides from where this node gets pages: from nodes that announced them, from their home, or from
+the source.
 
 Each piece has an order of all nodes. A node requests pages from the nodes before it in the order,
-beginning with the home, which gets the pages and keeps them. Only the first node that responds
-reads the source. Since a node asks only nodes before it, nodes never wait in a circle. That holds
-within one view. So requests to other nodes end with the view, and this node waits for nodes that
-are in another view. Reads of the source continue, and the next node that reads the same pages waits
-until they have finished. A node that may have been left out of a view that it does not know reads
-only pages that are due soon from the source, since other nodes may be the homes of its pieces now.
+beginning with the home, which fetches the pages and keeps them. So only the first node that
+responds reads the source, and nodes never wait for one another in a circle.
+
+This is true only within one view. So requests to other nodes are cancelled when the view ends, and
+this node waits for nodes that are in another view. Reads of the source are not cancelled; the next
+node that reads the same pages waits until they have finished. There may be a later view without
+this node that it does not know of. In this case other nodes may be the homes of its pieces, so it
+reads only pages that are due soon from the source.
 """
 
 from __future__ import annotations
@@ -33,24 +35,24 @@ from megablend.mirror.peers.placement import Placement
 from megablend.system.log import LOG
 
 _NUM_RESERVES = 8
-"""The number of nodes after those that keep a piece which are asked for its pages if all nodes
-before them are away."""
+"""The number of additional nodes in a piece's order that are asked for pages if all nodes that keep
+the piece are unreachable."""
 
 
 class EndedError(Exception):
-    """A later view is in force, and its routes must be used."""
+    """Raised if a later view is in force, so that its routes must be used."""
 
 
 @dataclass(eq=False)
 class Reading:
-    """A call of `PageReader.read`, which takes pages from one place after another."""
+    """A call of `PageReader.read` in progress, which tries one place after another."""
 
     want: Want
-    """The pages that are still to be read."""
+    """The pages that have yet to be read."""
     keep_pages: Keep
 
     async def keep(self, pages: Pages, data: memoryview, origins: Origins) -> None:
-        """Store pages, and remove them from those that are still to be read."""
+        """Store pages that were read, and remove them from `want`."""
         self.want = self.want._replace(pages=subtract(self.want.pages, pages))
         await self.keep_pages(pages, data, origins)
 
@@ -75,12 +77,12 @@ class Routes:
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Done when a later view is in force."""
+    """A future that is done when a later view is in force."""
 
     async def read(self, reading: Reading) -> None:
-        """Read all pages that are still to be read. Raises: the same errors as `PageReader.read`;
-        EndedError before the source is read, if a later view is in force; AwayError also if there
-        may be a later view that this node does not know."""
+        """Read all remaining pages of a call. Raises: the same errors as `PageReader.read`;
+        EndedError if a later view comes into force before the source is read; AwayError also if
+        there may be a later view that this node does not know of."""
         want = reading.want
         if want.mode is not Mode.FRESH:
             for name in self.holders.find(want.key, want.pages):
@@ -95,7 +97,7 @@ class Routes:
             raise AwayError("no node that announced these pages still has them")
 
     async def _read_held(self, reading: Reading, name: str, ask: Ask) -> None:
-        """Read those of the remaining pages that another node holds, if that node is reachable."""
+        """Read the remaining pages that another node holds, if that node is reachable."""
         want = reading.want
         if not want.pages:
             return
@@ -110,9 +112,9 @@ class Routes:
         await self._keep(reading, name, pages, data, Origins(peers=len(data)))
 
     async def _read_through(self, reading: Reading, names: Sequence[str]) -> None:
-        """Make the first of some nodes that can do so get the remaining pages. If pages remain on
-        return, this node should read them. Raises: AwayError or ResourceError if the pages should
-        wait for one of the nodes."""
+        """Request the remaining pages from the first of the given nodes that responds, which
+        fetches them if necessary. Pages that remain after this call should be read by this node.
+        Raises: AwayError or ResourceError if this node should wait for one of the nodes."""
         for name in names:
             want = reading.want
             if not want.pages:
@@ -120,12 +122,12 @@ class Routes:
             try:
                 pages, data = await self._fetch(name, want, Ask.ALL)
             except AwayError:
-                # It may come back with the pages, which then need not leave the source again
+                # The node may come back with the pages, which then need not be read from the source
                 if not is_soon(want.due) and not self.peers[name].is_gone:
                     raise
                 continue
             except ResourceError:
-                # It has no room for them: this node reads them itself, but not before they are due soon
+                # The node has no room for the pages: this node reads them, but only if they are due soon
                 if not is_soon(want.due):
                     raise
                 return
@@ -148,14 +150,15 @@ class Routes:
     async def _keep(
         self, reading: Reading, giver: str | None, pages: Pages, data: memoryview, origins: Origins
     ) -> None:
-        """Store pages from the node `giver`, or from the source, and have them announced."""
+        """Store pages, and schedule their announcement. They came from the node `giver`, or from
+        the source if it is None."""
         if pages:
             await reading.keep(pages, data, origins)
             self.announcements.note_own(reading.want.key, pages, giver)
 
     async def _fetch(self, name: str, want: Want, ask: Ask) -> tuple[Pages, memoryview]:
-        """Fetch pages as `Peer.fetch` does, but wait for a node that is in another view. Raises:
-        EndedError, too."""
+        """Fetch pages as `Peer.fetch` does, but wait if the node is in another view. Raises: the
+        errors of `Peer.fetch`; EndedError."""
         deadline = time.monotonic() + self.pace.silent
         while True:
             task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, ask))
@@ -173,8 +176,9 @@ class Routes:
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
 
     def _may_read(self) -> bool:
-        """Return whether this node is certainly in the view in force: it has a lease; or it reaches
-        most of the nodes, which then cannot reach etcd either, and make no view without it."""
+        """Return whether this node is certainly in the view in force. This is so if it has a lease.
+        It is also so if most nodes respond to it, which then cannot reach etcd either and so cannot
+        make a view without this node."""
         doubt_since = None if self.views is None else self.views.find_doubt(self.view)
         if doubt_since is None:
             return True
@@ -189,15 +193,16 @@ class Routes:
         return since < math.inf and 2 * num_there > len(self.peers) + 1
 
     def _list_before(self, want: Want) -> list[str]:
-        """Return the nodes before this one in a piece's order, which are asked for its pages."""
+        """Return the nodes before this one in the order of a piece, from which it requests
+        pages."""
         count = self.placement.copies + _NUM_RESERVES
         order = self.placement.order(want.key, piece_of(want.pages), count)
         own = self.placement.own
         return order[: order.index(own)] if own in order else order
 
     def _list_earlier_readers(self, want: Want) -> Iterator[str]:
-        """Yield the nodes that may still be reading pages from the source because of an earlier
-        view: for each earlier view, the first connected node in the order of the piece."""
+        """Yield the nodes that may still be reading pages from the source because of earlier views.
+        For each earlier view, this is the first connected node in the order of the piece."""
         if want.mode is Mode.FRESH:
             return
         asked = {self.placement.own}

@@ -1,4 +1,4 @@
-"""Requests of other nodes to this one, over HTTP.
+"""Responds to requests from other nodes, over HTTP:
 
     POST /v1/pages?view=[&held=1[&settle=1]][&fresh=1]
         needs -> pages. This node gets the pages that it does not hold, unless `held` is set. With
@@ -20,8 +20,8 @@
     GET  /v1/ping       nothing
     GET  /metrics       numbers, for Prometheus, without a signature
 
-Bodies are those of `frames`. Every request but the last is signed, or comes by TLS with a
-certificate.
+The module `frames` describes the formats of the bodies. Every request but the last one is signed,
+or is sent over TLS with a certificate.
 """
 
 from __future__ import annotations
@@ -56,22 +56,23 @@ from megablend.mirror.peers.signing import (
 from megablend.system.log import LOG
 
 Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
-"""Responds to a request, given the name of the node that sent it, the query and the body."""
+"""A function that responds to a request. Arguments: the name of the node that sent it, the query,
+and the body."""
 
 
 @dataclass(eq=False)
 class PeerServer:
-    """Responds to requests from other nodes."""
+    """A server that authenticates requests from other nodes, and passes them to handlers."""
 
     handlers: Mapping[tuple[str, str], Handle]
     """The handler of each kind of request, by method and path."""
     verifier: Verifier
     get_status: Callable[[], Awaitable[dict[str, Any]]]
-    """Returns the node's numbers."""
+    """Returns the node's status, for metrics."""
     _listener: Listener = field(default_factory=lambda: Listener("`mirror.port` (in `nodes` too)"))
 
     async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
-        """Listen. Raises: ConfigError if the port is in use."""
+        """Start listening. Raises: ConfigError if the port is in use."""
         app = web.Application(client_max_size=MAX_PAYLOAD)
         for method, path in self.handlers:
             app.router.add_route(method, path, self._answer)

@@ -28,7 +28,7 @@ from megablend.system.log import LOG
 from megablend.system.safe_open import open_regular
 
 SESSION = "Megablend-Session"
-"""The header of a request, and of an answer, that contains the session of the server."""
+"""The header, of requests and answers, that contains the session of the server."""
 ANSWER = "Megablend-Answer"
 """The header of an answer that contains its signature, from `sign_answer`."""
 NODE = "Megablend-Node"
@@ -43,25 +43,28 @@ _HINT = "(all nodes need the same `secret_file`)"
 _COUNT_PATTERN = re.compile("[0-9]{1,18}")
 _MIN_SECRET = 16
 _WINDOW = 1024
-"""A request is refused if another one whose count is higher by at least this has arrived before."""
+"""A request is refused if another request of the client, with a count that is higher by this number
+or more, has arrived before."""
 
 
 class SessionError(Exception):
-    """A request was signed for another session of this server; the client has to sign it again."""
+    """Raised if a request was signed for another session of this server. The client has to sign it
+    again."""
 
 
 class SignatureError(Exception):
-    """The signature of a request or an answer is missing or wrong, or the request is repeated."""
+    """Raised if the signature of a request or an answer is missing or wrong, or a request is sent
+    twice."""
 
 
 def read_secret(options: MirrorOptions) -> bytes | None:
-    """Read the secret that all nodes share; return None if none is set. Raises: ConfigError."""
+    """Return the secret that all nodes share; None if no secret is set. Raises: ConfigError."""
     path = options.secret_file
     return None if path is None else read_token("secret_file", path)
 
 
 def read_token(setting: str, path: str) -> bytes:
-    """Read a secret from a file that no other user may read. Raises: ConfigError."""
+    """Return the secret in a file that no other user may read. Raises: ConfigError."""
     secret = read_private(setting, path).strip()
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
@@ -72,8 +75,8 @@ def read_token(setting: str, path: str) -> bytes:
 
 
 def read_private(setting: str, path: str) -> bytes:
-    """Read a file that no other user may read. Raises: ConfigError if it cannot be read, or others
-    may read it."""
+    """Return the content of a file that no other user may read. Raises: ConfigError if it cannot be
+    read, or other users may read it."""
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -92,8 +95,9 @@ def read_private(setting: str, path: str) -> bytes:
 
 
 def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Make the TLS contexts of a server and of a client, if TLS is set. Both require a certificate
-    that is signed by `ca`, and that of a server must name its host. Raises: ConfigError."""
+    """Make the TLS contexts of a server and of a client; None if TLS is not set. Both require the
+    other side to have a certificate that is signed by `ca`. The certificate of a server must name
+    its host. Raises: ConfigError."""
     if tls is None:
         return None
     read_private("tls: key", tls.key)
@@ -114,8 +118,8 @@ def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
-    """Make the TLS context of a server whose clients have a token, not a certificate. Raises:
-    ConfigError."""
+    """Make the TLS context of a server whose clients send a token instead of a certificate; None if
+    TLS is not set. Raises: ConfigError."""
     contexts = make_contexts(options.tls)
     if contexts is None:
         return None
@@ -124,8 +128,9 @@ def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
 
 
 def check_openness(options: MirrorOptions, nodes: Iterable[str]) -> None:
-    """Check that only nodes can read from this one. Raises: ConfigError without a secret,
-    certificates or `insecure`, unless all nodes are on this machine."""
+    """Check that only nodes of the cluster can read from this node. Raises: ConfigError if there
+    are neither a secret nor certificates, `insecure` is not set, and not all nodes are on this
+    machine."""
     exposed = [name for name in nodes if not is_loopback(name)]
     if options.secret_file is not None or options.tls is not None or not exposed:
         return
@@ -144,7 +149,8 @@ def _digest(body: bytes) -> str:
 
 
 def _matches(found: str | None, expected: str) -> bool:
-    """Compare a signature or a digest in constant time."""
+    """Return whether a signature or a digest is the expected one. The comparison takes constant
+    time."""
     return hmac.compare_digest((found or "").encode("utf-8", "replace"), expected.encode())
 
 
@@ -152,8 +158,8 @@ class _Signatures:
     """Computes the signatures of requests and answers.
 
     Args:
-        secret: the nodes' common secret; None if nothing is signed and everything is accepted,
-            since TLS or a loopback address keeps others away.
+        secret: the secret that all nodes share. If it is None, nothing is signed and everything is
+            accepted, since TLS or a loopback address protects the node.
         node: this node's name.
     """
 
@@ -175,7 +181,7 @@ class _Signatures:
 
 
 class Signer(_Signatures):
-    """Signs this node's requests, and checks their answers."""
+    """Signs the requests of this node, and checks the answers."""
 
     def __init__(self, secret: bytes | None, node: str) -> None:
         super().__init__(secret, node)
@@ -188,7 +194,7 @@ class Signer(_Signatures):
         Args:
             path: the path with the query, as it is sent.
             to: the server's name.
-            session: the last known session of the server; empty if none is known.
+            session: the last known session of the server; empty if no session is known.
         """
         headers = {PROTOCOL_HEADER: str(PROTOCOL), NODE: self._node, _TO: to}
         if self._secret is not None:
@@ -200,7 +206,8 @@ class Signer(_Signatures):
     def check_answer(
         self, request: Mapping[str, str], status: int, headers: Mapping[str, str], body: bytes
     ) -> None:
-        """Check that an answer comes from the node that got the request. Raises: SignatureError.
+        """Check that an answer was signed by the node to which the request was sent. Raises:
+        SignatureError.
 
         Args:
             request: the headers of the request.
@@ -213,18 +220,20 @@ class Signer(_Signatures):
 
 
 class Verifier(_Signatures):
-    """Checks the requests that this node receives, and signs its answers."""
+    """Checks the requests that this node receives, and signs the answers."""
 
     def __init__(self, secret: bytes | None, node: str) -> None:
         super().__init__(secret, node)
         self.session = os.urandom(16).hex()
         self._clients: dict[str, tuple[int, int]] = {}
-        """For each client the highest count, and bits for the counts that have arrived: bit i for
-        the count that is i below the highest. They are never removed: only clients with the secret
-        are recorded, and each start of a node is one client."""
+        """The counts of requests that have arrived, by client: the highest count, and a mask in
+        which bit i is set if the highest count minus i has arrived. Clients are never removed,
+        since there are few: they must have the secret, and each start of a node makes one
+        client."""
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
-        """Check a request before its body is read. Raises: SessionError, SignatureError."""
+        """Check the signature of a request before its body is read. Raises: SessionError,
+        SignatureError."""
         for name, own in ((PROTOCOL_HEADER, str(PROTOCOL)), (_TO, self._node)):
             if headers.get(name) != own:
                 raise SignatureError(f"{name}: found {headers.get(name)!r}, expected {own!r}")
@@ -242,8 +251,8 @@ class Verifier(_Signatures):
         self._accept_once(headers.get(_CLIENT, ""), int(count))
 
     def _accept_once(self, client: str, count: int) -> None:
-        """Record the count of a request. Raises: SignatureError if it is known already, or too
-        old."""
+        """Record the count of a request. Raises: SignatureError if this count has arrived before,
+        or is too old."""
         highest, bits = self._clients.get(client, (-1, 0))
         behind = highest - count
         if behind >= _WINDOW or (behind >= 0 and bits >> behind & 1):
@@ -255,10 +264,14 @@ class Verifier(_Signatures):
         self._clients[client] = (max(highest, count), bits)
 
     def check_body(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Check a request's body. Raises: SignatureError if it is not the one that was signed."""
+        """Check that the body of a request is the one that was signed. Raises: SignatureError."""
         if self._secret is not None and not _matches(headers.get(_BODY), _digest(body)):
             raise SignatureError("the request's body is not the one that was signed")
 
     def sign_answer(self, request: Mapping[str, str], status: int, body: bytes) -> str:
-        """Return the value of the header ANSWER for an answer to a request with these headers."""
+        """Return the signature of an answer, which is the value of the header ANSWER.
+
+        Args:
+            request: the headers of the request.
+        """
         return "" if self._secret is None else self._of_answer(request, status, body)

@@ -1,2 +1,2 @@
-"""A node's HTTP server for programs other than nodes. Needs aiohttp, and is imported only if
+"""A node's HTTP server for browsers and other programs. Requires aiohttp, and is imported only if
 `data_port` is set."""

@@ -1,10 +1,11 @@
-"""Files of datasets for HTTP programs:
+"""Serves the files of datasets over HTTP:
 
     GET, HEAD /v1/data/{dataset}/{revision or latest}/{path}[?block=n]
 
-Pages that are not held are fetched as for a reader on this machine. So a revision can be read even
-if this node does not hold all of it, or it is not wanted. A path that ends with a slash lists the
-files below it: one URL per line, with a signature by which that file can be read without the token.
+Pages that are not held are fetched, as for a reader on this machine. So a revision can be read even
+if it is incomplete on this node, or not wanted. The response for a path that ends with a slash is a
+list of the files in that folder. Each line is a URL with a signature, by which the file can be read
+without the token.
 """
 
 from __future__ import annotations
@@ -48,18 +49,20 @@ if TYPE_CHECKING:
 ROOT = "/v1/data/"
 _PORTION_BYTES = PORTION_BLOCKS * BLOCK_BYTES
 _NUM_AHEAD = 8
-"""The portion that is sent, and those that are fetched in the meantime, for each response."""
+"""The maximum number of portions of a response that are in progress: one is sent while the next
+ones are fetched."""
 _MOST_SENDING = 64
 """The maximum number of portions in memory, for all responses together."""
 _MOST_OF_ONE = 48
 """The maximum number of portions in memory for one machine's clients, which may stop reading."""
 _SLOW_SECONDS = 60.0
-"""The time that a client gets to read a portion, and the time to wait for an unreachable node."""
+"""Seconds that a client gets to read a portion, and for which a response waits for an unreachable
+node."""
 _BUSY_SECONDS = 5.0
-"""The time that a client gets to read a portion while other responses wait for memory."""
+"""Seconds that a client gets to read a portion while other responses wait for memory."""
 _RETRY_SECONDS = 1.0
 _LINES_AT_A_TIME = 1000
-"""The number of lines of a list of files that are made and sent at a time."""
+"""The number of lines of a list of files that are formatted and sent at a time."""
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _RANGE = re.compile(r"(?i:bytes)=([0-9]{0,18})-([0-9]{0,18})")
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f/]")
@@ -71,11 +74,11 @@ class Place(NamedTuple):
     dataset: str
     revision: str
     path: str
-    """The path in the dataset. A folder's path is empty or ends with a slash."""
+    """The path in the dataset. The path of a folder is empty or ends with a slash."""
 
     @classmethod
     def of_url(cls, raw_path: str) -> Place:
-        """Parse a URL's path, which is still encoded. Raises: ValueError if no file can have it."""
+        """Parse the percent-encoded path of a URL. Raises: ValueError if it is not valid."""
         encoded = raw_path.partition("?")[0].removeprefix(ROOT).split("/")
         parts = [unquote_to_bytes(part).decode("utf-8", "surrogateescape") for part in encoded]
         is_folder = len(parts) > 2 and parts[-1] == ""
@@ -87,7 +90,7 @@ class Place(NamedTuple):
         return cls(parts[0], parts[1], "/".join(parts[2:]))
 
     def sign(self, token: bytes) -> str:
-        """Return the signature with which this file can be read without sending the token."""
+        """Return the signature of this file's URL, by which it can be read without the token."""
         text = json.dumps(self).encode()
         return hmac.new(token, text, hashlib.sha256).hexdigest()
 
@@ -100,10 +103,10 @@ class Files:
     """Responds to requests for files of datasets.
 
     Args:
-        engine: reads pages.
+        engine: fetches and reads pages.
         find_datasets: returns the datasets of the mirror; None if there are none.
-        token: the secret with which URLs are signed.
-        warn: logs a refusal, given the client's address and a text.
+        token: the secret that is used to sign URLs.
+        warn: logs a warning about a refused request, given the client's address and a text.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Files:
         """The number of bytes of files that were sent."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Respond with a file, a block of it, or a list of files."""
+        """Respond to a request for a file, a block of a file, or a list of files."""
         block = request.query.get("block")
         try:
             place = Place.of_url(request.raw_path)
@@ -181,7 +184,8 @@ class Files:
     async def _answer_file(
         self, request: web.Request, key: FileKey, tag: ETag, part: range
     ) -> web.StreamResponse:
-        """Respond with a part of a file, or with the range of this part that the request names."""
+        """Respond with a part of a file, or, if the request has a Range header, with that range of
+        the part."""
         response = web.StreamResponse()
         response.etag = tag
         response.headers["Accept-Ranges"] = "bytes"
@@ -208,7 +212,8 @@ class Files:
     async def _send(
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        """Send a part of a file, portion by portion, while the next portions are fetched."""
+        """Send a part of a file portion by portion. While one portion is sent, the next ones are
+        fetched."""
         begins = range(part.start - part.start % _PORTION_BYTES, part.stop, _PORTION_BYTES)
 
         def cut(begin: int) -> range:
@@ -242,8 +247,8 @@ class Files:
     async def _send_portion(
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        """Fetch and send a portion. Raises: the same errors as Engine.obtain; TimeoutError if the
-        client does not read it in time."""
+        """Fetch and send one portion. Raises: the same errors as Engine.obtain; TimeoutError if the
+        client does not read the portion in time."""
         want = _want(key, part)
         turns = self._turns_of.setdefault(request.remote, asyncio.Semaphore(_MOST_OF_ONE))
         deadline = time.monotonic() + _SLOW_SECONDS
@@ -271,8 +276,8 @@ class Files:
     async def _write(
         self, own_turns: asyncio.Semaphore, response: web.StreamResponse, data: memoryview
     ) -> None:
-        """Send bytes in a turn of the client's machine. Raises: TimeoutError if it takes too
-        long."""
+        """Send bytes, which count against the limit of the client's machine. Raises: TimeoutError
+        if the client does not read them in time."""
         begin = time.monotonic()
         writing = asyncio.ensure_future(response.write(data))
         try:
@@ -292,15 +297,17 @@ def _want(key: FileKey, part: range) -> Want:
 
 
 def _contains(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
-    """Return whether the tags of a header contain `own`; `when_absent` without a header."""
+    """Return whether the etags of a header contain `own`. Without the header, return
+    `when_absent`."""
     if tags is None:
         return when_absent
     return any(tag.value in ("*", own.value) and not tag.is_weak for tag in tags)
 
 
 def _find_range(request: web.Request, size: int, tag: str) -> range | None:
-    """Return the range that a request names; it is empty if it is beyond the file. None if the
-    whole file should be sent, because the request names no range, or several."""
+    """Return the range of bytes that a request asks for, which is empty if it is beyond the end of
+    the file. Return None if the whole file should be sent, because the request has no Range header,
+    or one with several ranges."""
     match = _RANGE.fullmatch(request.headers.get("Range", ""))
     if request.method != "GET" or match is None or request.headers.get("If-Range", tag) != tag:
         return None
@@ -313,7 +320,7 @@ def _find_range(request: web.Request, size: int, tag: str) -> range | None:
 
 
 def _refuse(error: Exception) -> web.HTTPException:
-    """Return the HTTP response for an error."""
+    """Return the HTTP error response for an exception."""
     text = f"{error}\n"
     if isinstance(error, ConfigError):
         return web.HTTPNotFound(text=text)

@@ -1,4 +1,4 @@
-"""A node's status page for browsers, in a single HTML document that reloads itself."""
+"""Formats the status page of a node: a single HTML document, which reloads itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ td:not(:last-child){white-space:nowrap}
 
 
 def format_page(status: Mapping[str, Any], datasets: Mapping[str, Any] | None) -> str:
-    """Format a page as HTML.
+    """Format the status page as HTML.
 
     Args:
         status: the result of `Node.get_status`.
@@ -49,7 +49,7 @@ def format_page(status: Mapping[str, Any], datasets: Mapping[str, Any] | None) -
 
 
 def _list_facts(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return facts about the node as texts, by their labels."""
+    """Return the facts about the node that the page shows, as texts by label."""
     return {
         "held": f"{_gb(status['held_bytes'])} of {status['files']:,} files",
         "evicted": _gb(status["evicted_bytes"]),
@@ -84,8 +84,8 @@ def _list_facts_of_datasets(datasets: Mapping[str, Any]) -> dict[str, str]:
 def _list_rows(
     revisions: Sequence[Mapping[str, Any]], goals: Iterable[Mapping[str, Any]]
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield each revision's row, after its rank and name, by which rows are sorted. Revisions with
-    problems come first, then incomplete ones, complete ones, and those that nobody wants."""
+    """Yield a triple of rank, name and HTML for the row of each revision. Rows are sorted by rank:
+    revisions with problems come first, then incomplete ones, complete ones, and unwanted ones."""
     goal_of = {(goal["want"].partition("@")[0], goal["revision"]): goal for goal in goals}
     for revision in revisions:
         name = f"{revision['dataset']}@{revision['digest'][:12]}"

@@ -5,8 +5,8 @@
     GET  /metrics          numbers, for Prometheus
     GET  /v1/ping          nothing, without a token
 
-A client sends the token (`Authorization: Bearer TOKEN`, or as the password of any user), or has a
-URL that was signed with it.
+Requests are authenticated by the token (`Authorization: Bearer TOKEN`, or as the password of any
+user), or by a signature in the URL.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _HEADERS = {
 
 
 class WebServer:
-    """Responds to HTTP programs. Raises: ConfigError if the token or the certificate cannot be
+    """The HTTP server at `data_port`. Raises: ConfigError if the token or the certificate cannot be
     used.
 
     Args:
         options: the mirror's settings, with `data_port`.
-        engine: reads pages.
+        engine: fetches and reads pages.
         find_datasets: returns the datasets of the mirror; None if there are none.
-        get_status: returns the node's status.
-        note_use: called at each request that is accepted.
+        get_status: returns the status of the node.
+        note_use: a function that is called for each accepted request.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class WebServer:
         self._note_use = note_use
 
     async def start(self) -> None:
-        """Listen. Raises: ConfigError if the port is in use."""
+        """Start listening. Raises: ConfigError if the port is in use."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(_PING, _pong)
         app.router.add_get("/", self._answer_page)
@@ -94,7 +94,8 @@ class WebServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests without the token or a signature, except pings."""
+        """Pass a request to its handler, or refuse it if it has neither the token nor a signature.
+        Pings are always accepted."""
         if request.path != _PING:
             if not (self._has_token(request) or self._is_signed(request)):
                 self._listener.log.warn(request.remote, "its request lacks the token in token_file")
