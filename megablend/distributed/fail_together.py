@@ -146,7 +146,7 @@ def _portable(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The processes of a job, as seen by one of them."""
+    """The processes of a job, as one of these processes sees them."""
 
     world: FailTogether
     """The communicator of all ranks. It is for short exchanges only, since a call that waits for

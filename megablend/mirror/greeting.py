@@ -22,7 +22,7 @@ _CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY"
 
 @dataclass(frozen=True)
 class Greeter:
-    """A comparison of the settings of clients with those of the node process.
+    """The settings of a node process, with which the settings of clients are compared.
 
     If the settings of a client differ, and the node process was started by a job but no rank reads
     through it any longer, the node process exits, so that another one can take its place.

@@ -260,7 +260,7 @@ class Datasets:
         raise ConfigError(f"{target!r} is not wanted on this node\n{remedy}")
 
     async def list_all(self) -> dict[str, Any]:
-        """List the revisions and wants in the catalog."""
+        """Return all revisions and wants in the catalog."""
         revisions = self.catalog.revisions.values()
         ordered = sorted(revisions, key=lambda each: (each.dataset, each.added))
         return {
@@ -270,7 +270,8 @@ class Datasets:
         }
 
     async def _find_listed(self) -> dict[str, Any]:
-        """Return the results of the last listings by all nodes: see `Listings.describe`."""
+        """Return the results of the last listings by all nodes, by dataset: see
+        `Listings.describe`."""
         reported: dict[str, Any] = {}
         if self.shared is not None:
             with contextlib.suppress(ResourceError):
@@ -480,7 +481,7 @@ class Datasets:
 
 
 def _find_latest(states: Sequence[State]) -> State:
-    """Return the state of the latest revision among states, which are not sorted by age."""
+    """Return the state whose revision is the latest. The given states are sorted by importance."""
     return max(states, key=lambda each: (each.goal.revision.added, each.goal.revision.digest))
 
 

@@ -47,7 +47,7 @@ this is done only if that is still the dataset's latest revision."""
 
 
 class Listings:
-    """Lists the sources of datasets, and adds revisions to the catalog.
+    """The listings of a node's datasets: lists their sources, and adds revisions to the catalog.
 
     Args:
         engine: the engine, in whose store's thread the catalog is changed.

@@ -6,8 +6,9 @@ held/<node> JSON: `owed`, the shortfall of each want that the node does not hold
                 report is based on
 
 A shortfall consists of `missing`, the number of missing bytes; `short`, the number of bytes of room
-that the node lacks; `trouble`; `gone`, whether files were deleted or replaced at the source, so
-that waiting does not help; and `stuck`, whether the trouble requires user action.
+that the node lacks; `trouble`, the problem because of which bytes are missing; `gone`, whether
+files were deleted or replaced at the source, so that waiting does not help; and `stuck`, whether
+the problem requires user action.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
 """Seconds between reports of a node that lacks pages, since its shortfall changes all the time."""
 _TROUBLE_LETTERS = 200
-"""The maximum length of a problem in a report. It is limited since etcd stores the problems of all
+"""The maximum number of characters of a problem in a report, since etcd stores the problems of all
 nodes."""
 
 
 class NodeReports:
-    """Writes this node's report, and reads those of all nodes.
+    """The reports of the nodes of a cluster. Writes the report of this node, and reads those of all
+    nodes.
 
     Args:
         nodes: the cluster.

@@ -8,13 +8,13 @@ Below the prefix:
                                             changes]
     held/<node>                             see `reports`
 
-A node makes its copy agree with etcd. The exception is a copy of a catalog that has another name or
-more changes than the one in etcd: then etcd has lost its data, or an older state was restored. The
-first node that notices this chooses a new random name. Before it makes its copy agree, each node
-puts back the entries that its copy has and etcd lacks; the first node also those that are older in
-etcd. So nothing is deleted because etcd has lost it; an entry that was removed while a node was
-unreachable, or since etcd's data were copied, may come back. A node makes no change before its copy
-has the last one.
+Each node usually updates its copy from etcd. But if the copy's catalog has another name or more
+changes than the catalog in etcd, etcd has lost its data, or an older state of etcd was restored.
+The first node that notices this chooses a new random name. Each node puts back the entries that its
+copy has and etcd lacks, before it updates its copy. The first node also puts back entries that are
+older in etcd. So no entry is deleted because etcd has lost it. However, an entry may come back that
+was removed while a node was unreachable, or after the restored state of etcd. A node changes the
+catalog only if its copy is up to date.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class _Marker(NamedTuple):
 
     @classmethod
     def read(cls, value: Value | None) -> _Marker:
-        """Parse the value of the key. Raises: ConfigError if the value is not a marker."""
+        """Parse a value of the key `shared/catalog`. Raises: ConfigError if the value is not a
+        marker."""
         if value is None:
             return cls()
         try:
@@ -81,7 +82,8 @@ class _Marker(NamedTuple):
 
 
 class SharedCatalog:
-    """Makes a node's copy of the catalog agree with etcd, and changes the catalog in etcd.
+    """The catalog in etcd, as one of the nodes uses it. Keeps the node's copy up to date, and makes
+    changes in etcd.
 
     Args:
         nodes: the cluster.
@@ -116,7 +118,7 @@ class SharedCatalog:
         """The revision of etcd with which the copy agrees; 0 if it has not agreed so far."""
         self._num_syncs = 0
         self._last_marker = _Marker()
-        """The value of the marker in etcd when the copy last agreed with etcd."""
+        """The marker in etcd when the copy last agreed with etcd."""
         self.trouble = ""
         """Why the copy does not agree with etcd; "" if no reason is known."""
         self._news = asyncio.Condition()
@@ -319,7 +321,7 @@ class SharedCatalog:
         return bool(puts)
 
     async def _apply(self, entries: Mapping[str, Entry]) -> None:
-        """Replace the entries of the copy by these, except wants that have expired."""
+        """Replace all entries of the copy by the given entries, without wants that have expired."""
         catalog = self._catalog
         for entry in entries.values():
             if isinstance(entry, Revision):

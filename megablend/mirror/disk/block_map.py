@@ -105,7 +105,8 @@ def seal(pages: int, flags: int, checksum: int) -> int:
 
 
 def sum_of_pages(mask: int, data: memoryview) -> int:
-    """Return the contribution of some pages to the checksum of their block.
+    """Return the sum of pages of a block, which are all or some of its pages. The sum of all held
+    pages is the block's checksum.
 
     A page's own sum is the upper half of the sum of its 64-bit words, each times an odd factor, so
     that every flipped bit changes it. These sums, again times odd factors, are added up modulo

@@ -34,7 +34,7 @@ NEVER = 1 << 62
 PAST_SECONDS = 2.0
 """The default number of seconds after its due time for which a page is still treated as due."""
 WANTED = -(NEVER >> 1)
-"""A number between the keys of pages with a due time and those of pages that nobody wants."""
+"""A number between the keys of pages with a due time and the keys of pages that nobody needs."""
 _MAX_DUE = 1e12
 """The maximum due time in seconds. Later due times are reduced to this, so that keys stay above
 WANTED."""

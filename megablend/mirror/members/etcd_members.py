@@ -1,4 +1,4 @@
-"""Maintains the views of a cluster, which are numbered lists of its live nodes, through etcd.
+"""Maintains the views of a cluster, which are numbered lists of its live nodes, in etcd.
 
     nodes/<name>    with the node's lease: its folder, version and protocol
     shared/view     the view: number, nodes, earlier
@@ -133,8 +133,7 @@ class EtcdMembers:
         await self.etcd.close()
 
     async def follow(self) -> AsyncIterator[View]:
-        """Yield the views that include this node, whenever there is a later one. Raises:
-        ConfigError."""
+        """Yield each new view that includes this node. Raises: ConfigError."""
         tasks = [
             asyncio.ensure_future(_persist(work))
             for work in (self.shared.run, self._keep_lease, self._propose_views)

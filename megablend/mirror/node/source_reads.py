@@ -88,8 +88,8 @@ class SourceReader:
         return await self._call(lambda: self._storage.for_checking().stat(location))
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Raises: also ChangedFileError if the source has another version of
-        the file now."""
+        """See PageReader.read. Also raises ChangedFileError if the source has another version of
+        the file."""
         key = want.key
         self.check_allowed(key.location)
         offsets, sizes = ranges_of_pages(want.pages, key.size)

@@ -27,8 +27,7 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass(eq=False)
 class BusySources:
-    """Notifies other nodes of busy sources, and limits requests when other nodes send such
-    notifications."""
+    """The exchange of notifications about busy sources with other nodes."""
 
     get_peers: Callable[[], Collection[Peer]]
     """Returns the other nodes."""

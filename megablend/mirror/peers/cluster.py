@@ -165,8 +165,8 @@ class Cluster:
             await self.views.stop()
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Raises: also ResourceError while there is no majority of connected
-        nodes, and ConfigError if the nodes cannot work together."""
+        """See PageReader.read. Also raises ResourceError while no majority of the nodes is
+        connected, and ConfigError if the nodes cannot work together."""
 
         reading = Reading(want, keep)
         while True:

@@ -1,5 +1,5 @@
-"""Sends requests to another node, and determines whether the node is reachable. A node that is
-away, that is unreachable, does not even respond to pings; a node that is merely slow does."""
+"""Sends requests to another node, and determines whether the node is reachable. An unreachable
+("away") node does not even respond to pings, while a slow node does."""
 
 from __future__ import annotations
 

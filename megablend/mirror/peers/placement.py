@@ -16,7 +16,7 @@ _MAX_ORDERS = 4096
 
 
 class Placement:
-    """The assignment of pieces to nodes in one view, as one of the nodes uses it.
+    """The assignment of pieces to the nodes of a view, as used by one of these nodes.
 
     Args:
         names: the names of all nodes, sorted.

@@ -59,7 +59,8 @@ class Reading:
 
 @dataclass(eq=False)
 class Routes:
-    """Reads pages from other nodes, or from the source, within one view."""
+    """The ways by which this node gets pages within one view: from other nodes, or from the
+    source."""
 
     source: PageReader
     placement: Placement

@@ -1,24 +1,26 @@
 """Responds to requests from other nodes, over HTTP:
 
     POST /v1/pages?view=[&held=1[&settle=1]][&fresh=1]
-        needs -> pages. This node gets the pages that it does not hold, unless `held` is set. With
-        `settle` it first waits for its own reads of these pages from the source. With `fresh` it
-        gets them anew, since their bytes were wrong. Status 412: this node is in another view, and
-        more than held pages is requested.
+        Body: needs. Response: pages. This node fetches pages that it does not hold, unless `held`
+        is set. With `settle`, it first waits for its own reads of these pages from the source. With
+        `fresh`, it fetches the pages again, since their bytes were wrong. Status 412: this node is
+        in another view, and the request is not only for held pages.
     POST /v1/tell?view=[&greets=&session=][&list=&session=&formed=]
-        needs: pages that a node holds. A node tells all of them at first, in several requests, and
-        later those that are new. The very first request has no pages, but `greets`, the digest of
-        the node's list of nodes, and its session. The last request of the first pages has that
-        digest as `list`, the session, and, as `formed`, whether its nodes have met. Status 412:
-        this node does not know the view.
+        Body: needs, the pages that a node announces. At first a node announces all its pages, in
+        several requests, and later new ones. The very first request has no pages, but `greets`, the
+        digest of the node's list of nodes, and the node's session. The last request of the first
+        pages has the same digest as `list`, the session, and in `formed` whether the nodes have
+        met. Status 412: this node does not know the view.
     POST /v1/due[?more=1]
-        needs: pages that a node will request, instead of those that it announced before, or, with
-        `more`, in addition to them.
-    POST /v1/join       JSON: rank and name of a node of a torchrun job, size of the job -> the list of nodes
-    POST /v1/check      nothing -> JSON: a line for each node that this one does not reach
-    POST /v1/busy       JSON: a source that is busy, and for how many seconds to leave it alone
-    GET  /v1/ping       nothing
-    GET  /metrics       numbers, for Prometheus, without a signature
+        Body: needs, the pages that a node will request. They replace those that it announced
+        before, or with `more` are added to them.
+    POST /v1/join
+        Body: JSON of the rank and the name of a node of a torchrun job, and the size of the job.
+        Response: the list of nodes.
+    POST /v1/check      Response: a JSON list with a line for each node that this one cannot reach
+    POST /v1/busy       Body: JSON of a busy source, and for how many seconds not to send requests
+    GET  /v1/ping       Response: empty
+    GET  /metrics       Response: metrics for Prometheus. The request needs no signature
 
 The module `frames` describes the formats of the bodies. Every request but the last one is signed,
 or is sent over TLS with a certificate.

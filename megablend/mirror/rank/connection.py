@@ -70,13 +70,13 @@ class Connection:
         return [FileStat(size=size, etag=etag) for size, etag in states]
 
     def want(self, need: Need) -> Future[bytes]:
-        """Request that the pages of a need are fetched. Returns: a future that is done when all
+        """Request that the pages of a need be fetched. Returns: a future that is done when all
         pages are held. The result is the packed ORIGINS of the fetched bytes; the error is that of
         the source, or NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Request that pages whose bytes turned out to be wrong are fetched again. Raises: see
+        """Request that pages whose bytes turned out to be wrong be fetched again. Raises: see
         `fill`."""
         self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
@@ -96,8 +96,8 @@ class Connection:
         self.request(Kind.DUE, self._pack_due())
 
     def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Request that the pages of needs are fetched at once, whatever their due times. If
-        `is_dry`, they are only counted. Raises: NodeLostError; the errors of the source."""
+        """Request that the pages of needs be fetched at once, whatever their due times, or only
+        counted if `is_dry`. Raises: NodeLostError; the errors of the source."""
         payload = bytes([is_dry]) + pack_needs(needs)
         return Filled(*parse_json(self._get_answer(Kind.FILL, payload)))
 
