@@ -14,8 +14,7 @@ on_failure: list[Callable[[BaseException], None]] = []
 """Functions that are called before a failing command exits, with the error as the argument. With
 `--json`, one of them prints the error as JSON."""
 REPORT_SECONDS = 3.0
-"""Seconds for which all ranks but the first wait after an error, so that only the first rank prints
-it as JSON."""
+"""Seconds that other ranks wait after an error, so that only the first rank prints it as JSON."""
 
 
 class Communicator(Protocol):
@@ -37,7 +36,7 @@ class Communicator(Protocol):
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order, on rank 0, and an empty list on other
+        """Return the values of all ranks, in rank order, on rank 0; an empty list on other
         ranks."""
         ...
 

@@ -71,7 +71,7 @@ class FailTogether:
         return self.allgather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order, on rank 0, and an empty list on other
+        """Return the values of all ranks, in rank order, on rank 0; an empty list on other
         ranks."""
         values = self.allgather(value)
         return values if self.rank == 0 else []
@@ -89,14 +89,13 @@ class FailTogether:
         return arrived
 
     def finish(self) -> None:
-        """Wait until all ranks have called this method. Other ranks may still be working in a
+        """Wait until all ranks have called this method. Some may still be working in a
         `Subgroup`."""
         while not all(self.allgather(True)):
             pass
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Raise the error on this rank, and on all other ranks that have not raised an error
-        yet."""
+        """Raise the error on this rank, and on all others that have not raised an error yet."""
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error

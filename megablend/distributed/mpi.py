@@ -83,7 +83,7 @@ class MpiLaunch:
         return result
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order, on rank 0, and an empty list on other
+        """Return the values of all ranks, in rank order, on rank 0; an empty list on other
         ranks."""
         self.barrier()
         return self._comm.gather(value, root=0) or []

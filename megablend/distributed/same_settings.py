@@ -64,8 +64,7 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
-    """Return a text that describes how the settings of the ranks differ, given all settings in rank
-    order."""
+    """Return a text that describes how settings differ, given those of all ranks in rank order."""
     names = dict.fromkeys(name for settings in all_settings for name in settings)
     values = {name: [settings.get(name) for settings in all_settings] for name in names}
     different = [name for name in names if len(set(values[name])) > 1]

@@ -47,8 +47,7 @@ _RESERVE_SHARE = 20
 _WATCH_SECONDS = 1.0
 _SCRUB_BYTES = 8 << 20
 _STOP_SECONDS = 0.05
-"""Seconds for which the process waits after a request STOP, so that the reply is sent before it
-exits."""
+"""Seconds between a request STOP and the exit of the process, so that the reply is sent."""
 
 
 class Node:
@@ -222,8 +221,7 @@ class Node:
         return {"pid": os.getpid(), "version": megablend.__version__, "differing": differing}
 
     async def get_status(self) -> dict[str, Any]:
-        """Return the status of the node as JSON: what it holds, and what it has done since its
-        start."""
+        """Return the status of the node as JSON: what it holds, and counts since its start."""
         usage = await self.engine.call(self.engine.store.usage)
         return {
             "pid": os.getpid(),
@@ -310,8 +308,7 @@ class Node:
         await (await self._find_datasets()).run()
 
     async def _find_listed(self, location: str) -> SourceState | None:
-        """Return the state of a file according to the listings of datasets; None if it is
-        unknown."""
+        """Return the state of a file in the listings of datasets; None if it is unknown."""
         if self._datasets is None:
             return None
         return await asyncio.to_thread(self._datasets.catalog.find_state, location)
@@ -319,8 +316,7 @@ class Node:
 
 @contextlib.contextmanager
 def requires_nodes(setting: str) -> Iterator[None]:
-    """Convert an ImportError that is raised within the context into a ConfigError about
-    `setting`."""
+    """Convert an ImportError within the context into a ConfigError about `setting`."""
     try:
         yield
     except ImportError as error:

@@ -33,8 +33,7 @@ EVERY = 3600.0
 _SHOWN_DIGITS = 12
 _LEAST_DIGITS = 4
 _MAX_MANIFEST_BYTES = 256 << 20
-"""The maximum total size of the manifests that are kept in memory. A single larger manifest is also
-kept."""
+"""The maximum size of all manifests in memory together. A single larger manifest is also kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,7 @@ class Revision:
         return f"{self.dataset}@{self.digest}"
 
     def may_have(self, location: str) -> bool:
-        """Return whether the revision may contain a file with this location, judging by the sources
-        alone."""
+        """Return whether the sources allow that the revision contains a file with this location."""
         roots = (find_root([source]) for source in self.sources)
         return not self.is_plain or any(has_prefix(location, root) for root in roots)
 
@@ -219,8 +217,8 @@ class Catalog:
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
-        """Store the result of listing a dataset's source. Results for datasets that were removed
-        are deleted."""
+        """Store the result of listing a dataset's source. Delete the results of removed
+        datasets."""
         datasets = {each.dataset for each in self.revisions.values()}
         removed = self.listed.keys() - datasets
         # Before the database is changed, so that memory has it even if the disk fails
@@ -273,8 +271,8 @@ class Catalog:
         return sorted(found, key=lambda each: (each.added, each.digest))
 
     def find_dataset(self, dataset: str) -> list[Revision]:
-        """Return the revisions of a dataset, the latest last. Raises: ConfigError if there is no
-        such dataset."""
+        """Return the revisions of a dataset, the latest last. Raises: ConfigError if there are
+        none."""
         revisions = self.list_revisions(dataset)
         if revisions:
             return revisions

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _PLAN_SECONDS = 10.0
-"""The maximum number of seconds to wait for a plan of what to hold, which is made once the nodes
-have met."""
+"""The maximum time to wait for a plan of what to hold, which requires that the nodes have met."""
 
 
 class Datasets:
@@ -233,8 +232,7 @@ class Datasets:
         return {"want": want.target}
 
     async def pin(self, target: str) -> dict[str, Any]:
-        """Pin a revision, so that it is never evicted. A revision that is not wanted becomes
-        wanted."""
+        """Pin a revision, so that it is never evicted. It becomes wanted if it is not yet."""
         _, revision = self.catalog.find(target)
         if revision is None or revision.name not in self.catalog.wants:
             return await self.want(target, pin=True)
@@ -270,8 +268,7 @@ class Datasets:
         }
 
     async def _find_listed(self) -> dict[str, Any]:
-        """Return the results of the last listings by all nodes, by dataset: see
-        `Listings.describe`."""
+        """Return the results of the last listings by all nodes: see `Listings.describe`."""
         reported: dict[str, Any] = {}
         if self.shared is not None:
             with contextlib.suppress(ResourceError):
@@ -279,8 +276,7 @@ class Datasets:
         return reported | self.listings.describe()
 
     async def get_status(self) -> dict[str, Any]:
-        """Return how many bytes of each wanted revision are held and missing, on this node and on
-        all nodes."""
+        """Return how much of each wanted revision is held on this node, and on all nodes."""
         status: dict[str, Any] = {
             "capacity": await self._engine.call(self._engine.store.find_capacity),
             "trouble": self.holding.trouble,
@@ -474,8 +470,7 @@ class Datasets:
         return {"revisions": [*map(str, revisions)], "files": num_files, "bytes": num_bytes}
 
     def remove_all(self) -> None:
-        """Delete the folders of all revisions, and the catalog. Pages are not deleted. Called in
-        the store's thread."""
+        """Delete all folders and the catalog, but not the pages. Called in the store's thread."""
         self.holding.folders.remove_all()
         self.catalog.remove()
 

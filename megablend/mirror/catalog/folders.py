@@ -63,8 +63,7 @@ class Folders:
                 self._store.folder.open_to_group(place)
 
     def _is_made(self, path: Path, key: FileKey) -> bool:
-        """Return whether a file is completely in its folder. A power failure may have truncated a
-        small file."""
+        """Return whether a file is in its folder, and was not truncated by a power failure."""
         if not path.exists():
             return False
         if key.size < SMALL_BYTES:

@@ -52,10 +52,10 @@ class State:
     is_noted: bool = False
     """Whether the problem in `trouble` was found in the present round of fetching."""
     gone: dict[str, type[DataError]] = field(default_factory=dict)
-    """The files that were deleted or replaced since they were listed: the type of error by
+    """The type of error of each file that was deleted or replaced after its listing, by
     location."""
     error: Exception | None = None
-    """A permanent error, because a file was deleted or replaced or the manifest is damaged; None
+    """An error because a file was deleted or replaced or the manifest is damaged; None
     otherwise."""
 
     @property
@@ -64,8 +64,7 @@ class State:
         return self.goal.want.name, self.goal.revision.digest
 
     def keep_trouble(self, earlier: State) -> None:
-        """Copy the problem from an earlier state of the same goal. It is kept until the next round
-        ends."""
+        """Copy the problem of an earlier state of the same goal, until the next round ends."""
         if earlier.share:
             self.trouble = earlier.trouble
             self.is_stuck = earlier.is_stuck
@@ -92,8 +91,7 @@ class State:
         self.is_noted = True
 
     def end_round(self) -> None:
-        """Record that a round has ended. Forget the problem if it was not found again in this
-        round."""
+        """End a round: forget the problem if it was not found again in this round."""
         # Without a manifest nothing is fetched: the next plan finds out whether it has come
         if not self.is_noted and self.error is None and self.share:
             self.trouble = ""
@@ -101,8 +99,8 @@ class State:
         self.is_noted = False
 
     def _explain(self) -> DataError:
-        """Return the error for a goal with files that were deleted or replaced since they were
-        listed."""
+        """Return the error for a goal with files that were deleted or replaced after their
+        listing."""
         path, kind = min(self.gone.items())
         happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
         others = len(self.gone) - 1

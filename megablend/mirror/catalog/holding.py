@@ -54,15 +54,13 @@ _MAX_REVISIONS = 4
 """If the latest revision of a dataset is wanted, its last four revisions are considered, in
 addition to revisions that are held already."""
 FILES_AT_A_TIME = 256
-"""The maximum number of files that are processed in one call in the store's thread, since other
-calls have to wait."""
+"""The maximum number of files per call in the store's thread, since other calls have to wait."""
 _COUNTED_AT_A_TIME = 4096
 """Like FILES_AT_A_TIME, for counting held pages. It is larger, since most counts are in memory."""
 
 
 class Holding:
-    """Keeps wanted revisions on this node: plans which pages must be held, and fetches missing
-    ones.
+    """Keeps wanted revisions on this node: plans what must be held, and fetches missing pages.
 
     Args:
         engine: fetches missing pages.
@@ -88,12 +86,10 @@ class Holding:
         self._news = asyncio.Condition()
         self._num_changes = 0
         self._num_planned = -1
-        """The number of changes that had happened when the last plan was made; -1 before the first
-        plan."""
+        """The number of changes when the last plan was made; -1 before the first plan."""
 
     def count(self) -> dict[str, int]:
-        """Return the numbers of bytes that this node must hold, that are missing, and that do not
-        fit."""
+        """Return the numbers of bytes that must be held, that are missing, and that do not fit."""
         return {
             "bytes": sum(each.needed for each in self.states),
             "missing": sum(each.missing for each in self.states),
@@ -118,14 +114,12 @@ class Holding:
         self._changed.set()
 
     def change_nodes(self) -> None:
-        """Request a new plan, because the nodes of the cluster and therefore this node's shares
-        have changed."""
+        """Request a new plan, because the nodes and therefore this node's shares have changed."""
         self._num_views += 1
         self.change()
 
     async def wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until a plan has taken all previous changes into account, and `is_met` returns
-        True."""
+        """Wait until a plan reflects all previous changes, and `is_met` returns True."""
         num_changes = self._num_changes
         async with self._news:
             await self._news.wait_for(lambda: self._num_planned >= num_changes and is_met())
@@ -296,8 +290,7 @@ class Holding:
         return self.engine.store.missing_of(digest, size, share.pages_of(index))
 
     def _remove_folders(self) -> None:
-        """Remove the folders of revisions that need not be held any longer. Called in the store's
-        thread."""
+        """Remove the folders of revisions that need not be held. Called in the store's thread."""
         held = {state.goal.revision.name for state in self.states}
         for name, revision in self.catalog.revisions.items():
             if name not in held and self._has_folder(revision):
@@ -313,8 +306,7 @@ class Holding:
         turn = asyncio.Lock()  # a generator cannot be advanced by two fetchers at a time
         failed: dict[FileKey | State, Exception] = {}
         coming: dict[int, tuple[_Part, float]] = {}
-        """The part that each fetcher is waiting for, and the time since when, by the fetcher's
-        number."""
+        """The part that each fetcher, by number, waits for, and the time since when."""
         num_done = 0
 
         async def fetch(number: int) -> None:
@@ -453,8 +445,7 @@ class _Part(NamedTuple):
     key: FileKey
     pages: Pages
     twin: FileKey | None
-    """The same file at an earlier location, from which pages may be copied; None if there is
-    none."""
+    """The same file at an earlier location, to copy pages from; None if there is none."""
 
 
 def _find_twin(file: DataFile, earlier: Iterable[Manifest]) -> FileKey | None:

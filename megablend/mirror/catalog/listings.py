@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _MAX_LETTERS = 10_000
-"""The maximum total length of the sources that are stored in a revision, which is one value in
-etcd."""
+"""The maximum length of all sources in a revision together, since it is one value in etcd."""
 _TROUBLE_LETTERS = 500
 _LOOK_SECONDS = 1.0
 _NUM_AT_A_TIME = 4
@@ -54,8 +53,7 @@ class Listings:
         source: reads the sources.
         catalog: contains the revisions and wants.
         put: adds a revision to the catalog, which contains its manifest already.
-        is_held: returns whether a dataset's latest revision is held where it is wanted: see
-            `Datasets`.
+        is_held: returns whether a dataset's latest revision is held where it is wanted.
         nodes: the nodes of a cluster with etcd; None without one.
     """
 
@@ -77,8 +75,7 @@ class Listings:
         self._own: list[Revision] = []
         """The last result of `_find_own`."""
         self._own_inputs: list[object] = [None] * 3
-        """The arguments of the last `_find_own`: the revisions, the wants and the names of the
-        nodes."""
+        """The inputs of the last `_find_own`: revisions, wants and names of nodes."""
         self._running: dict[str, asyncio.Task[None]] = {}
         """The tasks of listings in progress, by dataset."""
         self.counts = Counter[str]()
@@ -130,8 +127,7 @@ class Listings:
         return list_files(storage, sources, self._source.check_allowed, paths)
 
     async def _store_manifest(self, revision: Revision, manifest: Manifest) -> Revision:
-        """Store the manifest of a new revision. Returns: the revision with its date: see
-        `Catalog.date`."""
+        """Store the manifest of a new revision. Returns: the revision, dated by `Catalog.date`."""
         packed = await asyncio.to_thread(manifest.pack)
         await self._engine.call(self._catalog.put_manifest, revision.digest, packed)
         return self._catalog.date(revision)
@@ -218,8 +214,7 @@ class Listings:
             del self._running[latest.dataset]
 
     def _fail(self, latest: Revision, trouble: str, before: str) -> str:
-        """Count a failed listing, log its problem unless it is the same as before, and return the
-        problem."""
+        """Count a failed listing, log its problem unless it is known, and return the problem."""
         self.counts["failed"] += 1
         if shorten(trouble, _TROUBLE_LETTERS) != before:
             LOG.warning("mirror: the source of %s: %s", latest.dataset, trouble)
@@ -230,8 +225,7 @@ class Listings:
         the problem of the listing; "" if there is none. Raises: see `add`."""
 
         def compare(storage: Storage) -> tuple[Manifest, list[DataFile]]:
-            """Return the files that the source has now, and the files of the revision that it no
-            longer has."""
+            """Return the files of the source, and the files of the revision that are gone."""
             if latest.is_plain:
                 manifest = self._list(storage, latest.sources)
             else:
@@ -291,8 +285,7 @@ class Listings:
             LOG.warning("mirror: %s", error)
 
     def describe(self) -> dict[str, Any]:
-        """Return, for each dataset that this node lists, the time of the last listing and its
-        problem."""
+        """Return the time and the problem of this node's last listing of each dataset."""
         listed = self._catalog.listed
         own = [each.dataset for each in self._find_own() if each.dataset in listed]
         return {name: {"by": self._catalog.own, **listed[name]._asdict()} for name in own}

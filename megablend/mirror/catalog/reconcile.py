@@ -49,15 +49,13 @@ class FileSizes(NamedTuple):
     """A table of files and their sizes."""
 
     ids: Uint64s
-    """The first eight bytes of each file's digest as a number, ascending and unique (uint64
-    [files])."""
+    """The first eight bytes of each file's digest, ascending and unique (uint64 [files])."""
     sizes: Int64s
     """The number of bytes of each file (int64 [files])."""
 
     @classmethod
     def of(cls, ids: Uint64s, sizes: Int64s) -> FileSizes:
-        """Make a table of files, which are sorted. If a file is repeated, its largest size is
-        kept."""
+        """Make a sorted table of files. If a file is repeated, its largest size is kept."""
         order = np.lexsort((sizes, ids))
         ids = ids[order]
         is_last = np.ones(len(ids), np.bool_)
@@ -65,8 +63,7 @@ class FileSizes(NamedTuple):
         return cls(ids[is_last], sizes[order][is_last])
 
     def unite(self, other: FileSizes) -> FileSizes:
-        """Return a table with the files of both tables. A file that is in both has the larger
-        size."""
+        """Return a table of the files in both tables. Repeated files have the larger size."""
         ids = np.concatenate([self.ids, other.ids])
         return FileSizes.of(ids, np.concatenate([self.sizes, other.sizes]))
 

@@ -36,8 +36,7 @@ _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
 """Seconds between reports of a node that lacks pages, since its shortfall changes all the time."""
 _TROUBLE_LETTERS = 200
-"""The maximum number of characters of a problem in a report, since etcd stores the problems of all
-nodes."""
+"""The maximum length of a problem in a report, since etcd stores the reports of all nodes."""
 
 
 class NodeReports:
@@ -227,8 +226,7 @@ class NodeReports:
         )
 
     async def find_incomplete(self) -> set[str]:
-        """Return the names of the revisions that are incomplete on any node. Raises:
-        EtcdAwayError."""
+        """Return the names of revisions that are incomplete on any node. Raises: EtcdAwayError."""
         progress = await self.read_progress()
         return {
             revision.name

@@ -30,8 +30,7 @@ _NUM_RECENT = 16
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The pages of a revision that a node must hold, as a table with a row for each piece of a
-    file."""
+    """The pages of a revision that a node must hold, as a table with a row for each piece."""
 
     digests: Uint8s
     """The digest of each file's key (uint8 [files, 16]). All files of the revision are included."""
@@ -43,8 +42,7 @@ class Share:
     """The number of each row's piece, ascending within a file (uint32 [rows])."""
 
     def __len__(self) -> int:
-        """Return the number of files of the revision, including those without pages in the
-        share."""
+        """Return the number of files of the revision, with or without pages in the share."""
         return len(self.sizes)
 
     @cached_property
@@ -94,8 +92,7 @@ class Share:
         return replace(self, file_index=self.file_index[is_own], pieces=self.pieces[is_own])
 
     def find_sizes(self) -> FileSizes:
-        """Return a table of the files in the share, with the number of bytes of each that are in
-        the share."""
+        """Return a table of the files in the share, with their numbers of bytes in the share."""
         return FileSizes.of(self.ids, PAGE_BYTES * self.num_pages)
 
 

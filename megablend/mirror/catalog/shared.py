@@ -51,8 +51,7 @@ _MAX_CHANGES = 100
 _PART_BYTES = 8 << 20
 """The maximum number of bytes of a manifest that one response contains."""
 _NUM_RANDOM = 3
-"""The number of randomly chosen nodes that are asked for a manifest, before the node that made
-it."""
+"""The number of random nodes that are asked for a manifest, before the node that made it."""
 _HEARD_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PERIOD_SECONDS = 10.0
@@ -70,8 +69,7 @@ class _Marker(NamedTuple):
 
     @classmethod
     def read(cls, value: Value | None) -> _Marker:
-        """Parse a value of the key `shared/catalog`. Raises: ConfigError if the value is not a
-        marker."""
+        """Parse a value of `shared/catalog`. Raises: ConfigError if it is not a marker."""
         if value is None:
             return cls()
         try:

@@ -1,5 +1,4 @@
-"""Lists the files of a dataset's sources, with their locations, states, and paths in the
-dataset."""
+"""Lists the files of a dataset's sources: their locations, states, and paths in the dataset."""
 
 from __future__ import annotations
 
@@ -272,8 +271,7 @@ class _Folder(NamedTuple):
 
     @classmethod
     def of(cls, place: str, root: str, check: Callable[[str], None]) -> _Folder:
-        """Return the folder at the location `place`. Paths in the dataset are relative to
-        `root`."""
+        """Return the folder at location `place`. Paths in the dataset are relative to `root`."""
         try:
             check(f"{place}/")
             is_allowed = True
@@ -303,8 +301,7 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
 
 
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
-    """Return, for each URL among the sources, the folder that contains all URLs of the same
-    server."""
+    """Return for each URL among the sources the folder that contains all URLs of its server."""
     by_server: dict[str, list[str]] = {}
     for source in filter(is_web, sources):
         server = "/".join(source.split("/", 3)[:3])

@@ -1,5 +1,4 @@
-"""Checks a want before it is added to the catalog: that its nodes exist, and that the data can
-fit."""
+"""Checks a want before it is added to the catalog: its nodes must exist, and the data must fit."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _SHARE_SECONDS = 10.0
-"""The maximum number of seconds to wait for this node's share, which is unknown until the nodes
-have met."""
+"""The maximum time to wait for this node's share, which is unknown until the nodes have met."""
 
 
 def choose_copies(want: Want, nodes: Cluster | None) -> Want:
@@ -60,8 +58,7 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
 
 
 async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
-    """Check that this node's mirror is large enough for its share of a revision. Raises:
-    ConfigError."""
+    """Check that this node's mirror can hold its share of a revision. Raises: ConfigError."""
     if want.nodes and holding.catalog.own not in want.nodes:
         return
     try:

@@ -43,8 +43,7 @@ class FetchAhead:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a part is being fetched or has yet to be fetched. Postponed parts do not
-        count."""
+        """Whether parts are being fetched or have yet to be, except postponed parts."""
         return self._has_parts or self._num_fetching > 0
 
     def replace(self, parts: Iterator[Want], grace: float) -> None:

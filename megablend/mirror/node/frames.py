@@ -37,8 +37,7 @@ ORIGINS = struct.Struct("<QQ")
 """The numbers of bytes that were fetched for a request: from the source, and from other nodes."""
 MAX_PAYLOAD = 64 << 20
 _BATCH_BYTES = 1 << 19
-"""The approximate size of one batch of needs in bytes. Batches are small, so that other requests do
-not wait long."""
+"""The approximate size of a batch of needs. It is small, so that other requests are not delayed."""
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<i4"), ("pages", "<u8")])
 _NEVER = 0x7FFFFFFF
@@ -48,14 +47,13 @@ class Kind(enum.IntEnum):
     """The kinds of frames: requests, and the answers DONE and FAILED."""
 
     HELLO = 1
-    """The client's greeting. Carries JSON about the client and its settings. The answer is JSON
-    about the node."""
+    """A client's greeting. Carries JSON of the client's settings. The answer is JSON of the
+    node."""
     STAT = 2
-    """Requests the states of files. Carries a JSON list of locations. The answer is a JSON list of
-    [size, etag]."""
+    """Requests states of files. Carries a list of locations. The answer is a list of [size,
+    etag]."""
     WANT = 3
-    """Requests that pages be fetched. Carries needs. The answer, ORIGINS, is sent once all pages
-    are held."""
+    """Requests pages. Carries needs. The answer, ORIGINS, is sent once all pages are held."""
     DUE = 4
     """Announces which pages the client will read. Carries needs, which replace the client's earlier
     ones. There is no answer."""
@@ -72,14 +70,12 @@ class Kind(enum.IntEnum):
     KNOWN = 10
     """Reports the present states of files. Carries a JSON list of [location, size, etag]."""
     CHECK = 11
-    """Checks the connections between nodes. The answer is a JSON list with a line of text for each
-    that fails."""
+    """Checks the connections between nodes. The answer is JSON with a line for each that fails."""
     FILL = 12
     """Requests that pages be fetched at once. Carries a byte, which is 1 if they are only to be
     counted, and needs. The answer is JSON of `Filled`."""
     DATASETS = 13
-    """A subcommand of `megablend datasets`. Carries JSON of its name and arguments. The answer is
-    JSON."""
+    """A subcommand of `megablend datasets`. Carries its name and arguments. The answer is JSON."""
     DONE = 16
     FAILED = 17
     """The answer to a request that failed. Carries JSON of the error."""

@@ -38,8 +38,7 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _MAX_AT_A_TIME = 256
-"""The maximum number of requests of one client that are processed at a time. Further requests
-wait."""
+"""The maximum number of requests of a client that are processed at a time. Others wait."""
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
 """The kinds of requests about files, which only clients that read files may send."""
 _CREDENTIALS = struct.Struct("3i")
@@ -47,8 +46,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class LeavingError(Exception):
-    """Raised if the node process is about to exit, so that the client starts another node
-    process."""
+    """Raised if the node process is about to exit, so that the client starts another one."""
 
 
 @dataclass(eq=False)
@@ -229,8 +227,7 @@ class LocalServer:
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
-    """Check that the process at the other end of a connection may read the folder. Raises:
-    ConfigError."""
+    """Check that the client at the end of a connection may read the folder. Raises: ConfigError."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, group = _CREDENTIALS.unpack(credentials)
     if user in (0, os.geteuid()):

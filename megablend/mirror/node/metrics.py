@@ -12,16 +12,13 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Family(NamedTuple):
-    """A metric: samples with the same name and the same labels, for different values of the
-    labels."""
+    """A metric: samples with the same name, and different values of the same labels."""
 
     name: str
-    """The name of the metric. The suffix `_total` marks a counter, which starts at 0 with the
-    process."""
+    """The name. The suffix `_total` marks a counter, which starts at 0 with the process."""
     about: str
     path: str
-    """The key of the metric's value in the status. A dotted key, `a.b`, is the key `b` of the
-    mapping `a`."""
+    """The key in the status. A dotted key, `a.b`, is the key `b` of the mapping `a`."""
     labels: tuple[str, ...] = ()
     """The names of the labels: see `_list_samples`."""
 

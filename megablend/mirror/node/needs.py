@@ -16,8 +16,7 @@ _PAUSE_SECONDS = 0.2
 """The minimum number of seconds between two updates of all due times, which take long if there are
 many."""
 _LEAD_SHARE = 32
-"""At most 1/32 of the held bytes belong to pages that were fetched ahead and displaced other
-pages."""
+"""At most 1/32 of the held bytes are of pages that were fetched ahead and displaced others."""
 _MIN_GRACE_SECONDS = 0.5
 """The minimum number of seconds after its due time until a page is treated as read. It applies to
 small mirrors."""
@@ -77,8 +76,7 @@ class Needs:
         self._changed.set()
 
     async def run(self) -> None:
-        """Update due times, fetches and announcements after each change of the needs, until
-        cancelled."""
+        """Update due times, fetches and announcements after each change, until cancelled."""
         announcing: asyncio.Future[None] | None = None
         try:
             while True:

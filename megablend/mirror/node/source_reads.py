@@ -25,8 +25,7 @@ from megablend.storage.object_options import ObjectOptions
 
 T = TypeVar("T")
 MAX_PORTIONS = 64
-"""The maximum number of portions in flight that are due soon, and also the maximum of other
-portions."""
+"""The maximum number of portions in flight that are due soon, and that of other portions."""
 _MAX_CALLS = 256
 """The maximum number of blocking calls at a time. It is large, so that a silent server does not
 delay the others."""
@@ -72,8 +71,7 @@ class SourceReader:
             self._views.clear()
 
     def check_allowed(self, location: str) -> None:
-        """Check that this node may read a location, which must be below its prefixes. Raises:
-        ConfigError."""
+        """Check that a location is below the prefixes of this node. Raises: ConfigError."""
         if refusal := self._options.find_refusal(location):
             raise ConfigError(f"{location}: {refusal}")
 
@@ -88,8 +86,7 @@ class SourceReader:
         return await self._call(lambda: self._storage.for_checking().stat(location))
 
     async def read(self, want: Want, keep: Keep) -> None:
-        """See PageReader.read. Also raises ChangedFileError if the source has another version of
-        the file."""
+        """See PageReader.read. Also raises ChangedFileError if the file was replaced."""
         key = want.key
         self.check_allowed(key.location)
         offsets, sizes = ranges_of_pages(want.pages, key.size)

@@ -23,8 +23,7 @@ thousands of files."""
 
 @dataclass(eq=False)
 class States:
-    """A lookup of the states of files, in the engine's store, in listings of datasets, and at the
-    source."""
+    """A lookup of the states of files: in the store, in listings, and at the source."""
 
     engine: Engine
     source: SourceReader
@@ -69,8 +68,7 @@ class States:
             return stat
 
     async def _request(self, location: str) -> FileStat:
-        """Request the state of a file from the source, or await a request for it that is in
-        progress."""
+        """Request the state of a file from the source, or await a request in progress."""
         request = self._requests.get(location)
         if request is None:
             request = asyncio.ensure_future(self._ask(location))
@@ -85,14 +83,12 @@ class States:
         return state
 
     async def remember(self, location: str, stat: FileStat) -> None:
-        """Store the present state of a file. Raises: ConfigError if this node may not read the
-        file."""
+        """Store the present state of a file. Raises: ConfigError if the file may not be read."""
         self.source.check_allowed(location)
         state = SourceState(stat.size, stat.etag, time.time())
         await self.engine.call(self.engine.store.states.put, location, state)
 
 
 def _source_of(location: str) -> str:
-    """Return the source of a location: `scheme://server` of a URL, or the first folders of a
-    path."""
+    """Return the source of a location: `scheme://server`, or the first folders of a path."""
     return "/".join(location.split("/", 3)[:3])

@@ -74,8 +74,7 @@ class Announcements:
             return held.pop(name)
 
     def _find_held(self, names: Sequence[str]) -> dict[str, list[Need]]:
-        """Return the held pages to announce to each of the given nodes. Called in the store's
-        thread."""
+        """Return the held pages to announce, by name of the node. Called in the store's thread."""
         store = self._engine.store
         keys = store.keys()
         held = (Need.of(key, store.held(key)) for key in keys)

@@ -25,8 +25,7 @@ from megablend.mirror.peers.routes import Routes
 from megablend.system.log import LOG
 
 _FIRST_MACHINE_PINGS = 5
-"""The first machine of a torchrun job is sent a ping after 5 times `Pace.ping` without new
-pages."""
+"""Without new pages, torchrun's first machine is sent a ping after 5 times `Pace.ping`."""
 
 
 @dataclass(eq=False)
@@ -153,8 +152,7 @@ class Assembly:
             await peer.ping()
 
     async def note_pages(self, node: str, query: Mapping[str, str], needs: Sequence[Need]) -> None:
-        """Record pages that another node has announced. Raises: ConfigError if that node is not in
-        the view."""
+        """Record pages that `node` has announced. Raises: ConfigError if it is not in the view."""
         listed = query.get("list", query.get("greets"))
         if listed is not None:
             await self._check_greeting(node, listed, query.get("session"))

@@ -62,8 +62,7 @@ _MAX_BLOCKS = 64
 
 
 class Cluster:
-    """The cluster that a node belongs to. Reads pages from the other nodes, and sends pages to
-    them.
+    """The cluster of a node. Reads pages from the other nodes, and sends pages to them.
 
     Args:
         options: the settings of the mirror.
@@ -243,8 +242,7 @@ class Cluster:
         return status | self._assemblies[0].count_debts() if self._assemblies else status
 
     async def check(self) -> list[str]:
-        """Return a line of text for each pair of nodes of which the first cannot reach the
-        second."""
+        """Return a line for each pair of nodes of which the first cannot reach the second."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
             # A node that is away is in this node's own lines

@@ -40,8 +40,7 @@ class Copies:
         self._log = LimitedLog()
 
     async def note_announced(self, needs: Sequence[Need]) -> None:
-        """Schedule copies of pages that another node has announced, and that this node must hold,
-        too."""
+        """Schedule copies of announced pages that this node must hold, too."""
         for need in self._placement.select_own(needs):
             missing = await self._engine.call(self._engine.store.missing, need.key, need.pages)
             if missing:

@@ -19,12 +19,11 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""Seconds for which a node that is stopping still responds to requests. Then clients use other
-nodes."""
+"""Seconds for which a node that stops still responds. Then clients turn to other nodes."""
 
 
 class _Faults(logging.Logger):
-    """A logger for aiohttp that drops records about malformed requests, which would contain the
+    """A logger for aiohttp that drops records of malformed requests, which may contain the
     token."""
 
     def handle(self, record: logging.LogRecord) -> None:

@@ -86,8 +86,7 @@ class Peer:
     trouble: str = "it has not been sent a request yet"
     """Why the node did not respond when it was last found to be unreachable."""
     refusal: MegablendError | None = None
-    """The error if the node refused the last request, or its last response was not trusted; None
-    otherwise."""
+    """The error if the node refused a request, or its response was not trusted; None otherwise."""
     num_bad: int = 0
     """The number of responses whose bytes were changed during transmission."""
     responded_at: float = 0.0
@@ -105,8 +104,7 @@ class Peer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the node has been unreachable for so long that this node no longer waits for
-        it."""
+        """Whether the node has been unreachable for so long that nobody waits for it."""
         return self.away_since is not None and time.monotonic() - self.away_since > self.pace.gone
 
     @property
@@ -196,8 +194,7 @@ class Peer:
         return self.away_since is None
 
     def ping_if_silent(self) -> None:
-        """Send a ping, unless the node has just responded, is unreachable, or is being sent a ping
-        already."""
+        """Send a ping, unless the node has just responded, is unreachable, or is being pinged."""
         is_pinged = self._pinging is not None and not self._pinging.done()
         has_responded = time.monotonic() - self.responded_at < self.pace.ping
         if not (is_pinged or has_responded or self.away_since is not None):

@@ -32,8 +32,7 @@ class Placement:
         self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
-        """Return the first `count` nodes in the order of a piece. The first of them is the piece's
-        home."""
+        """Return the first `count` nodes in the order of a piece. The first one is its home."""
         return self._ordered(key.digest, piece, count)
 
     def divide(

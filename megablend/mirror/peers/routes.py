@@ -59,8 +59,7 @@ class Reading:
 
 @dataclass(eq=False)
 class Routes:
-    """The ways by which this node gets pages within one view: from other nodes, or from the
-    source."""
+    """The ways to get pages within one view: from other nodes, or from the source."""
 
     source: PageReader
     placement: Placement
@@ -194,8 +193,7 @@ class Routes:
         return since < math.inf and 2 * num_there > len(self.peers) + 1
 
     def _list_before(self, want: Want) -> list[str]:
-        """Return the nodes before this one in the order of a piece, from which it requests
-        pages."""
+        """Return the nodes before this one in a piece's order, from which it requests pages."""
         count = self.placement.copies + _NUM_RESERVES
         order = self.placement.order(want.key, piece_of(want.pages), count)
         own = self.placement.own

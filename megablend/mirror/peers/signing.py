@@ -48,13 +48,13 @@ or more, has arrived before."""
 
 
 class SessionError(Exception):
-    """Raised if a request was signed for another session of this server. The client has to sign it
+    """Raised if a request was signed for another session of this server, and must be signed
     again."""
 
 
 class SignatureError(Exception):
-    """Raised if the signature of a request or an answer is missing or wrong, or a request is sent
-    twice."""
+    """Raised if a signature of a request or an answer is missing or wrong, or a request is
+    repeated."""
 
 
 def read_secret(options: MirrorOptions) -> bytes | None:
@@ -149,8 +149,7 @@ def _digest(body: bytes) -> str:
 
 
 def _matches(found: str | None, expected: str) -> bool:
-    """Return whether a signature or a digest is the expected one. The comparison takes constant
-    time."""
+    """Return whether a signature or a digest is the expected one, in constant time."""
     return hmac.compare_digest((found or "").encode("utf-8", "replace"), expected.encode())
 
 
@@ -232,8 +231,7 @@ class Verifier(_Signatures):
         client."""
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
-        """Check the signature of a request before its body is read. Raises: SessionError,
-        SignatureError."""
+        """Check a request before its body is read. Raises: SessionError, SignatureError."""
         for name, own in ((PROTOCOL_HEADER, str(PROTOCOL)), (_TO, self._node)):
             if headers.get(name) != own:
                 raise SignatureError(f"{name}: found {headers.get(name)!r}, expected {own!r}")

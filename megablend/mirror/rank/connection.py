@@ -55,8 +55,7 @@ class Connection:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Forget the socket in a forked child, since the parent uses it. The child opens its
-        own."""
+        """Forget the parent's socket in a forked child, which will open its own."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pending: dict[int, Future[bytes]] = {}
@@ -76,8 +75,7 @@ class Connection:
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
-        """Request that pages whose bytes turned out to be wrong be fetched again. Raises: see
-        `fill`."""
+        """Request that pages with wrong bytes be fetched again. Raises: see `fill`."""
         self._get_answer(Kind.DISTRUST, pack_needs([need]))
 
     def report_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
@@ -120,13 +118,11 @@ class Connection:
                 self._drop(self._socket)
 
     def _get_answer(self, kind: Kind, payload: bytes) -> bytes:
-        """Send a request, repeat it if the node process exits, and return the response. Raises:
-        NodeLostError."""
+        """Return the response to a request, which may be sent repeatedly. Raises: NodeLostError."""
         return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Send a request as `request` does. Also raises _EndedError if the node process exits
-        meanwhile."""
+        """Send a request as `request` does. Also raises _EndedError if the node process exits."""
         answer = Future[bytes]()
         with self._lock:
             connection = self._socket or self._open()
@@ -144,7 +140,7 @@ class Connection:
             raise _EndedError(str(error)) from None
 
     def _open(self) -> socket.socket:
-        """Open a socket, and start the thread that receives responses from it. Raises: see
+        """Open a socket, and start the thread that receives responses. Raises: see
         `Opener.open`."""
         connected = self._opener.open()
         self._socket = connected

@@ -160,8 +160,7 @@ class MirrorStorage(WrapperStorage):
         )
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends. The ends of mirrored files are kept only in the
-        mirror."""
+        """See HeadAndTailStorage.get_ends. Ends of mirrored files are kept only in the mirror."""
         return None if self._options.covers(path) else super().get_ends(path)
 
     def read_ends(self, path: str) -> None:
@@ -200,8 +199,7 @@ class MirrorStorage(WrapperStorage):
     def _read_held(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> tuple[Bytes, Int64s] | None:
-        """Read ranges of a file that was opened before. Returns: None if not all of them are
-        held."""
+        """Read ranges of a file that was opened before. Returns: None if not all are held."""
         opened = self._opened.get(path)
         return None if opened is None else opened.read(offsets, sizes, allocate)
 
@@ -256,8 +254,7 @@ class MirrorStorage(WrapperStorage):
             ) from None
 
     def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
-        """Return the needs of ranges, except those of files that are not mirrored. Raises: see
-        `_open_all`."""
+        """Return the needs of ranges in files that are mirrored. Raises: see `_open_all`."""
         mirrored = [of_file for of_file in ranges if self._options.covers(of_file.path)]
         self._open_all([of_file.path for of_file in mirrored])
         now = time.monotonic()
@@ -287,8 +284,7 @@ class MirrorStorage(WrapperStorage):
             self._pin(path, state)
 
     def _open(self, path: str) -> _Opened:
-        """Return the version of a file that is read, and its copy. Raises: the same errors as
-        Storage.stat."""
+        """Return the version of a file that is read. Raises: the same errors as Storage.stat."""
         if path not in self._opened:
             try:
                 self._open_all([path])

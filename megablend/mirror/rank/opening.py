@@ -70,8 +70,7 @@ class Opener:
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> socket.socket | None:
-        """Connect to a running node process. Returns: the socket; None if no node process is
-        listening."""
+        """Connect to a running node process. Returns: the socket; None if none is listening."""
         try:
             folder = MirrorFolder.attach(self.options.folder)
         except ConfigError:
@@ -141,8 +140,7 @@ class Opener:
         return private / f"{folder_hash}.start.lock"
 
     def _run_starter(self) -> socket.socket | None:
-        """Run the program that starts a node process, and connect to the node process. Returns: see
-        `_start`."""
+        """Run the program that starts a node process, and connect. Returns: see `_start`."""
         settings = (self.options, ObjectOptions(self.objects.by_prefix))
         # Limits are divided among the job's processes; the node process is not one of them
         environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}

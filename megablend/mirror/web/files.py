@@ -184,8 +184,7 @@ class Files:
     async def _answer_file(
         self, request: web.Request, key: FileKey, tag: ETag, part: range
     ) -> web.StreamResponse:
-        """Respond with a part of a file, or, if the request has a Range header, with that range of
-        the part."""
+        """Respond with a part of a file, or with the range of it that a Range header names."""
         response = web.StreamResponse()
         response.etag = tag
         response.headers["Accept-Ranges"] = "bytes"
@@ -212,8 +211,7 @@ class Files:
     async def _send(
         self, request: web.Request, response: web.StreamResponse, key: FileKey, part: range
     ) -> None:
-        """Send a part of a file portion by portion. While one portion is sent, the next ones are
-        fetched."""
+        """Send a part of a file portion by portion, while the next portions are fetched."""
         begins = range(part.start - part.start % _PORTION_BYTES, part.stop, _PORTION_BYTES)
 
         def cut(begin: int) -> range:
@@ -297,8 +295,7 @@ def _want(key: FileKey, part: range) -> Want:
 
 
 def _contains(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
-    """Return whether the etags of a header contain `own`. Without the header, return
-    `when_absent`."""
+    """Return whether the etags of a header contain `own`; `when_absent` without the header."""
     if tags is None:
         return when_absent
     return any(tag.value in ("*", own.value) and not tag.is_weak for tag in tags)
