@@ -62,8 +62,7 @@ WORD_FACTORS: Uint64s = np.arange(1, PAGE_BYTES // 4, 2, dtype=np.uint64) * np.u
 )
 """An odd factor for each word of a page (uint64 [512])."""
 _IS_ORDERED = platform.machine() == "x86_64"
-"""Whether the processor keeps loads and stores in order by itself, so that `fence` need not do
-anything."""
+"""Whether the processor keeps loads and stores in order by itself, without `fence`."""
 
 
 class Record(NamedTuple):
@@ -97,8 +96,7 @@ def fence() -> None:
 
 
 def seal(pages: int, flags: int, checksum: int) -> int:
-    """Return the second word, with seal, flags and checksum, of a record whose first word is
-    `pages`."""
+    """Return the second word of a record whose first word is `pages`, including the seal."""
     rest = flags << 32 | checksum
     high = -((pages & _BELOW_SEAL) ^ rest) * _INVERSE % PRIME
     return ((pages >> SEAL_BITS) ^ high) << SEAL_BITS | rest
@@ -126,8 +124,7 @@ def sum_of_pages(mask: int, data: memoryview) -> int:
 
 
 class BlockMap:
-    """The map of a mirrored file, mapped into memory. The docstring of the module describes the
-    layout."""
+    """The map of a mirrored file, mapped into memory. The module's docstring has the layout."""
 
     def __init__(self, mapping: mmap.mmap, key: FileKey, boot: bytes) -> None:
         self.mapping = mapping
@@ -225,8 +222,7 @@ class BlockMap:
 
 
 def retire(map_fd: int) -> None:
-    """Mark a file as given up, to notify readers. Its map must be open for writing, and may be
-    damaged."""
+    """Mark a file as given up, to notify readers. Its map may be damaged, but must be writable."""
     if os.fstat(map_fd).st_size >= HEADER_BYTES:
         os.pwrite(map_fd, RETIRED.to_bytes(8, "little"), 8 * _PUNCHES_WORD)
 

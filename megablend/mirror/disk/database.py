@@ -146,8 +146,7 @@ class SourceState(NamedTuple):
     size: int
     etag: str
     checked_at: float
-    """The time at which the state was last requested, in seconds since 1970; 0 if it may be
-    outdated."""
+    """The time of the last request, in seconds since 1970; 0 if the state may be outdated."""
 
 
 class SourceStates:

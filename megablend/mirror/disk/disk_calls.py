@@ -23,16 +23,14 @@ _fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 
 
 def punch_hole(fd: int, offset: int, size: int) -> None:
-    """Make a hole in a file: free the disk space of a range, which then reads as zeros. Raises:
-    OSError."""
+    """Free the disk space of a range of a file, which then reads as zeros. Raises: OSError."""
     if _fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, size):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`, by several system calls if one does not write everything.
-    Raises: OSError."""
+    """Write all of `data` at `offset`, by several system calls if needed. Raises: OSError."""
     while len(data):
         num_written = os.pwrite(fd, data, offset)
         data = data[num_written:]

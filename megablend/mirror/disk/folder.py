@@ -166,8 +166,7 @@ class MirrorFolder:
 
     @property
     def datasets_path(self) -> Path:
-        """The path of the database of wanted datasets. It exists if datasets have ever been
-        used."""
+        """The path of the database of datasets. It exists if datasets were ever used."""
         return self.path / "datasets.db"
 
     def data_path(self, digest: str) -> Path:
@@ -198,8 +197,7 @@ class MirrorFolder:
         return 0o400 if self.group is None else 0o440
 
     def remove(self) -> None:
-        """Delete the mirror's files except copies and maps. Delete the folder if nothing else is in
-        it."""
+        """Delete the mirror's files except copies and maps, and the folder if it is then empty."""
         for name in (_MARKER, "view.json", self.socket_path.name, _LOCK, _LOG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -287,8 +285,7 @@ def _open_regular(path: Path, flags: int) -> int:
 
 
 def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
-    """Check that a folder belongs to the user or to a group of this process. Raises:
-    ConfigError."""
+    """Check that a folder belongs to this process's user or groups. Raises: ConfigError."""
     if not stat.S_ISDIR(state.st_mode):
         raise ConfigError(f"{path}: is not a folder\nset `mirror.folder` to a folder")
     if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
@@ -328,8 +325,7 @@ def _write_new(path: Path, content: dict[str, Any]) -> None:
 
 
 def _check_file_system(path: Path, calls: DiskCalls) -> None:
-    """Check that the file system supports what a mirror needs. Raises: ConfigError if not;
-    OSError."""
+    """Check that the file system supports what a mirror needs. Raises: ConfigError; OSError."""
     with tempfile.TemporaryFile(dir=path) as file:
         fd = file.fileno()
         feature = "holes in files"

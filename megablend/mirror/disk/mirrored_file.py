@@ -140,8 +140,7 @@ class MirroredFile:
             raise disk_error(self.path, error) from error
 
     def _are_held(self, offsets: Int64s, sizes: Int64s) -> bool:
-        """Return whether all pages of the ranges are held. There are usually few ranges, so this is
-        plain Python."""
+        """Return whether all pages of the ranges, which are usually few, are held."""
         words = self._words
         try:
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):

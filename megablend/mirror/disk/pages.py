@@ -42,8 +42,7 @@ class Pages(NamedTuple):
         return len(self.blocks) > 0
 
     def at(self, rows: Any) -> Pages:
-        """Return a set with a selection of the blocks. `rows` is an index for NumPy arrays of one
-        dimension."""
+        """Return a set with a selection of the blocks, given an index for NumPy arrays."""
         return Pages(self.blocks[rows], self.masks[rows])
 
 
@@ -189,16 +188,14 @@ def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) 
 
 
 def split_portions(pages: Pages) -> list[Pages]:
-    """Split a set of pages into one set for each portion. Portions begin at multiples of
-    PORTION_BLOCKS."""
+    """Split a set into one for each portion. Portions begin at multiples of PORTION_BLOCKS."""
     edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
     parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
 
 
 def piece_of(pages: Pages) -> int:
-    """Return the number of the piece that contains the pages. All of them must be in the same
-    piece."""
+    """Return the number of the piece that contains the pages, which must be in one piece."""
     return int(pages.blocks[0]) // PIECE_BLOCKS
 
 
@@ -225,8 +222,7 @@ def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
 
 
 def merge_rows(rows: Pages) -> Pages:
-    """Merge the rows of each block, which may be in any order and repeat. Returns: a set of
-    pages."""
+    """Make a set of pages from rows: blocks that may repeat, in any order, and their masks."""
     blocks, masks = rows.at(np.argsort(rows.blocks, kind="stable"))
     first = np.flatnonzero(np.diff(blocks, prepend=-1))
     if len(first) == len(blocks):

@@ -36,13 +36,12 @@ PAST_SECONDS = 2.0
 WANTED = -(NEVER >> 1)
 """A number between the keys of pages with a due time and the keys of pages that nobody needs."""
 _MAX_DUE = 1e12
-"""The maximum due time in seconds. Later due times are reduced to this, so that keys stay above
-WANTED."""
+"""The maximum due time in seconds. Later ones are reduced to it, so that keys stay above WANTED."""
 PINNED = NEVER
 """The least key of pages that are never evicted."""
 _SORT_SECONDS = 2.0
-"""Seconds after which the queue is sorted again, since due times have passed, unless `grace` is
-less."""
+"""Seconds (or `grace`, if less) after which the queue is sorted again, since due times have
+passed."""
 _SORT_SHARE = 20
 """The minimum pause between two sorts, as a multiple of the duration of the last sort: sorting
 takes at most 5 % of the time."""
@@ -59,11 +58,9 @@ class Need(NamedTuple):
 
     key: FileKey
     pages: Pages
-    """The pages. Blocks may be in any order and repeat. A page is due at the earliest of its due
-    times."""
+    """The pages. Blocks may repeat, in any order. A page is due at its earliest due time."""
     due: Float64s
-    """The monotonic time at which each row of `pages` will be read; infinite if never (float64
-    [rows])."""
+    """The monotonic time at which each row will be read; infinite if never (float64 [rows])."""
 
     @classmethod
     def of(cls, key: FileKey, pages: Pages, due: float = math.inf) -> Need:
@@ -130,8 +127,7 @@ class Room:
         self._uses[digest] = np.full(num_blocks, use)
 
     def set_due(self, needs: Iterable[Need], grace: float = PAST_SECONDS) -> None:
-        """Replace the due times of all pages. A page is treated as read `grace` seconds after its
-        due time."""
+        """Replace all due times. A page is treated as read `grace` seconds after its due time."""
         self._grace = grace
         by_file: dict[str, list[Need]] = {}
         for need in needs:
@@ -205,8 +201,7 @@ class Room:
         return chosen
 
     def _list_by_key(self, digest: str, block: int, held: int) -> list[tuple[int, int]]:
-        """Return pairs (key, mask) of the held pages of a block, in the order in which they are
-        evicted."""
+        """Return pairs (key, mask) of the held pages of a block, in the order of eviction."""
         key_without_due = int(self._keys_without_due(digest, block))
         if key_without_due >= PINNED:
             return [(key_without_due, held)] if held else []

@@ -69,8 +69,7 @@ class StoredFile:
         self._fd = fd
         self._calls = calls
         self._may_be_durable = True
-        """Whether a record on the disk may have the flag DURABLE, even if no record in memory has
-        it."""
+        """Whether records on the disk may have the flag DURABLE, even if none in memory has it."""
 
     @classmethod
     def create(
@@ -100,8 +99,7 @@ class StoredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, digest: str, calls: DiskCalls) -> StoredFile | None:
-        """Open an existing file. Returns: None if the map or the copy is damaged. Raises:
-        DataError."""
+        """Open an existing file. Returns: None if map or copy is damaged. Raises: DataError."""
         map_fd = folder.open_file(folder.map_path(digest), os.O_RDWR)
         try:
             block_map = BlockMap.read(map_fd, mmap.ACCESS_WRITE)
@@ -118,8 +116,7 @@ class StoredFile:
             os.close(self._fd)
 
     def write(self, pages: Pages, data: memoryview) -> None:
-        """Write pages that are not held yet, and add them to the map. If writing fails, no page is
-        added.
+        """Write pages that are not held, and add them to the map. If writing fails, none is added.
 
         Args:
             data: the bytes of the pages, one page after another.
@@ -167,8 +164,7 @@ class StoredFile:
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
-        """Remove pages from the map, and make holes in the copy. Returns: the number of pages that
-        were held.
+        """Remove pages from the map, and make holes in the copy. Returns: how many were held.
 
         Raises: DataError if the disk fails. Even then the pages are not held.
         """
@@ -315,8 +311,7 @@ def _block_of(pages: Pages) -> tuple[int, int]:
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
-    """Remove a mirrored file if it exists, and notify readers that have it open. Raises:
-    DataError."""
+    """Remove a mirrored file if it exists, and notify its readers. Raises: DataError."""
     path = folder.map_path(digest)
     try:
         with suppress(MissingFileError):

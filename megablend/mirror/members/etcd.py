@@ -93,8 +93,7 @@ class Etcd:
             await self._http.close()
 
     async def get(self, prefix: str) -> tuple[dict[str, Value], int]:
-        """Read all keys that begin with a prefix. Returns: the values by key, and the present
-        revision of etcd."""
+        """Read all keys with a prefix. Returns: the values by key; the present revision of etcd."""
         answer = await self._ask("kv/range", _range_of(prefix))
         values = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
         return values, _revision_of(answer)
@@ -111,8 +110,7 @@ class Etcd:
         deletes: Collection[str] = (),
         lease: int = 0,
     ) -> int | None:
-        """Change keys in one transaction, on condition that certain keys have their expected
-        revisions.
+        """Change keys in one transaction, provided that some keys have their expected revisions.
 
         Args:
             expected: the expected revisions by key; 0 for a key that must not exist.
@@ -140,8 +138,7 @@ class Etcd:
         return _revision_of(answer) if answer.get("succeeded") else None
 
     async def grant(self, seconds: float) -> int:
-        """Request a lease, which expires after `seconds` unless it is renewed. Returns: the id of
-        the lease."""
+        """Request a lease, which expires after `seconds` unless renewed. Returns: its id."""
         answer = await self._ask("lease/grant", {"TTL": str(max(1, round(seconds)))})
         return int(answer["ID"])
 
@@ -191,8 +188,8 @@ class Etcd:
             raise self._note_away(f"{endpoint}: {error}") from None
 
     async def _ask(self, path: str, request: Any, *, is_change: bool = False) -> dict[str, Any]:
-        """Send a request to one endpoint after another until one responds. Returns: the
-        response."""
+        """Send a request to one endpoint after another. Returns: the response of the first to
+        respond."""
         problems = []
         for endpoint in list(self._endpoints):
             try:
@@ -232,8 +229,7 @@ class Etcd:
         )
 
     async def _ask_as_user(self, endpoint: str, path: str, request: Any) -> dict[str, Any]:
-        """Send a request with the user's token. Request another token if that one is no longer
-        valid."""
+        """Send a request with the user's token, which is renewed if it is no longer valid."""
         if self._token:
             try:
                 return await self._ask_one(endpoint, path, request)

@@ -69,8 +69,7 @@ class EtcdMembers:
         self.find_away: Callable[[], Collection[str]] = lambda: ()
         """Returns the names of the nodes that this node cannot reach."""
         self._joined: Collection[str] = ()
-        """The names of the nodes that had leases when this node last compared them with the
-        view."""
+        """The nodes that had leases when this node last compared them with the view."""
         self._own = own
         self._seconds = options.lease
         self._folder = folder
@@ -203,8 +202,7 @@ class EtcdMembers:
         }
 
     async def _register(self) -> bool:
-        """Register this node's name with a new lease. Returns: False if another node owns the
-        name."""
+        """Register this node's name with a new lease. Returns: False if another node has it."""
         key = self._nodes_prefix + self._own
         earlier = await self._get(key)
         if earlier is not None and _parse(earlier).get("folder") != self._folder.id:
@@ -250,7 +248,7 @@ class EtcdMembers:
             await asyncio.sleep(self._seconds / _NUM_RENEWALS if is_well else _RETRY_SECONDS)
 
     async def _propose_views(self) -> None:
-        """Propose views whenever this node is a proposer, until cancelled. Raises: see
+        """Propose views while this node is a proposer, until cancelled. Raises: see
         `_keep_lease`."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -300,8 +298,7 @@ class EtcdMembers:
         return propose(current, self._latest, live, expected=self.size, keeps=keeps)
 
     async def _put(self, view: View) -> None:
-        """Write a view to etcd, unless another node has written a view since this node last read
-        it."""
+        """Write a view to etcd, unless another node has written one since this node read it."""
         current = self.shared.values.get(self._view_key)
         expected = {self._view_key: 0 if current is None else current.revision}
         await self.etcd.change(expected, {self._view_key: pack_json(_as_json(view))})
@@ -320,8 +317,7 @@ class EtcdMembers:
         return view
 
     def _load(self) -> View | None:
-        """Return the view that is stored in this node's folder; None if no view of this cluster is
-        stored."""
+        """Return the view in this node's folder; None if there is none of this cluster."""
         try:
             stored = parse_json(self._path.read_bytes())
         except (OSError, ValueError):

@@ -30,7 +30,7 @@ class Followed:
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follow all changes until cancelled, even if etcd is unreachable for a time. Raises:
+        """Follow all changes until cancelled, even while etcd is unreachable. Raises:
         ConfigError."""
         while True:
             with suppress(StartOverError, EtcdAwayError):

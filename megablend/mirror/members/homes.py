@@ -39,8 +39,7 @@ are found by sorting."""
 
 
 def list_id(nodes: Iterable[str]) -> str:
-    """Return a digest of a list of nodes as a hex string. It does not depend on the order of the
-    names."""
+    """Return a digest of a list of nodes as a hex string, which does not depend on their order."""
     return _hash_text("\n".join(sorted(nodes))).hex()
 
 
@@ -57,8 +56,7 @@ def _mix(values: Uint64s) -> Uint64s:
 
 
 class Homes:
-    """Computes in which order the nodes are the homes of a piece. The first ones of the order keep
-    it.
+    """The order of all nodes for each piece. The first nodes of the order keep the piece.
 
     Args:
         nodes: the sorted names of all nodes, 1 to MAX_NODES.
@@ -98,8 +96,7 @@ class Homes:
         return repeated
 
     def find_own(self, node: str, ids: Uint64s, pieces: Uint32s, count: int) -> Bools:
-        """Return, for each piece, whether a node is among the first `count` nodes in the order of
-        the piece.
+        """Return for each piece whether a node is among the first `count` nodes in its order.
 
         Args:
             node: the name of the node.
@@ -116,8 +113,7 @@ class Homes:
         return is_own
 
     def _order(self, ids: Uint64s, pieces: Int64s | Uint32s, count: int) -> Int64s:
-        """Do the same as `order` for pieces of several files, given the files' ids (see
-        `find_own`)."""
+        """Do the same as `order` for pieces of several files with these ids: see `find_own`."""
         order = np.empty((len(pieces), min(count, len(self._nodes))), np.int64)
         keys = _mix(ids + (pieces.astype(np.uint64) + np.uint64(1)) * _STEP)
         portion = max(1, _MAX_PAIRS // len(self._nodes))

@@ -58,8 +58,7 @@ class Members(NamedTuple):
     """The nodes of a cluster, or the way in which they are found."""
 
     names: tuple[str, ...]
-    """The names of all nodes, sorted; empty if they are found only later, while the node process
-    runs."""
+    """The sorted names of all nodes; empty if they are found later, while the process runs."""
     own: str
     """The name of this node."""
     torchrun: Torchrun | None = None
@@ -247,8 +246,7 @@ def find_address_towards(other: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether the host in a node's name is a loopback address, which other machines cannot
-    reach."""
+    """Return whether a node's host is a loopback address, which other machines cannot reach."""
     host = name.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

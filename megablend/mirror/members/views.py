@@ -10,8 +10,7 @@ MOST_EARLIER = 4
 
 
 class View(NamedTuple):
-    """A numbered list of the nodes of a cluster, which is in force until the next view replaces
-    it."""
+    """A numbered list of the nodes of a cluster, in force until the next view replaces it."""
 
     number: int
     """The number of the view. Later views have higher numbers."""
@@ -34,8 +33,7 @@ def propose(
             of `known`, since other nodes may know it.
         live: the names of the nodes that have a lease.
         expected: the number of nodes that must have leases before the first view is made.
-        keeps: whether the new view keeps all nodes of the latest view, since some of their leases
-            may be unknown.
+        keeps: whether all nodes of the latest view are kept, since leases may be unknown.
     """
     latest = max((each for each in (current, known) if each is not None), default=None)
     if latest is None:

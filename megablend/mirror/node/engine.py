@@ -142,8 +142,7 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def serve(self, want: Want) -> Origins:
-        """Fetch pages as `obtain` does, for a reader on this machine. Only a few portions are
-        fetched at a time."""
+        """Fetch pages as `obtain` does, for a reader on this machine: a few portions at a time."""
 
         async def get(portion: Pages) -> Origins:
             # Only readers of this machine take turns: if other nodes also did, nodes could wait
@@ -201,8 +200,7 @@ class Engine:
         return sum_origins(flight.origins for flight in own_flights)
 
     def _find_missing(self, want: Want) -> Pages:
-        """Return the pages of a want that are not held. If all are held, record that they are used
-        now."""
+        """Return the pages that are not held. If all are held, record that they are used now."""
         missing = self.store.missing(want.key, want.pages)
         if not missing:
             self.store.touch(want.key, want.pages)
@@ -304,8 +302,7 @@ class Engine:
 
 
 def is_soon(due: float) -> bool:
-    """Return whether pages with this due time cannot wait for an unreachable node, which may come
-    back."""
+    """Return whether pages are due too soon to wait for an unreachable node to come back."""
     return due < time.monotonic() + SOON_SECONDS
 
 
