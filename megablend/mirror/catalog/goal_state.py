@@ -149,7 +149,8 @@ class Patience:
         """The problem because of which the wait has ended; "" while it continues."""
 
     def look(self, missing: int, obstacle: str) -> str:
-        """Return the problem because of which the wait ends; "" if it continues.
+        """Decide whether the wait ends now. Returns: the problem because of which it ends; "" if it
+        continues.
 
         Args:
             missing: the present number of missing bytes.

@@ -46,7 +46,7 @@ this is done only if that is still the dataset's latest revision."""
 
 
 class Listings:
-    """The listings of a node's datasets: lists their sources, and adds revisions to the catalog.
+    """The part of a node that lists the sources of datasets, and adds revisions to the catalog.
 
     Args:
         engine: the engine, in whose store's thread the catalog is changed.
@@ -133,7 +133,7 @@ class Listings:
         return self._catalog.date(revision)
 
     async def run(self) -> None:
-        """List sources again when their intervals have passed, until cancelled."""
+        """List each source again whenever its interval has passed, until cancelled."""
         try:
             while True:
                 now = time.time()

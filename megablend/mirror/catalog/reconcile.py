@@ -63,7 +63,7 @@ class FileSizes(NamedTuple):
         return cls(ids[is_last], sizes[order][is_last])
 
     def unite(self, other: FileSizes) -> FileSizes:
-        """Return a table of the files in both tables. Repeated files have the larger size."""
+        """Return the union of two tables. A file that is in both has the larger of its sizes."""
         ids = np.concatenate([self.ids, other.ids])
         return FileSizes.of(ids, np.concatenate([self.sizes, other.sizes]))
 

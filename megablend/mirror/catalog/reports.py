@@ -132,12 +132,13 @@ class NodeReports:
         return listed
 
     async def read_progress(self) -> dict[str, dict[str, Any]]:
-        """Return the progress of each want on all nodes, by name of the want. Raises:
-        EtcdAwayError.
+        """Return the progress of each want on all nodes, by name of the want.
 
         Returns: JSON objects with the number of nodes, of complete nodes and of missing bytes, the
             shortfall of each node that reports one, and the nodes that have not reported since the
             want's dataset last changed.
+
+        Raises: EtcdAwayError.
         """
         reports = await self._read_reports()
         changed_in = self._find_changes()

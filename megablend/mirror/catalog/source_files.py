@@ -125,7 +125,7 @@ class _Files(NamedTuple):
 
 
 class _FilesBuilder:
-    """Builds a table of files that are found one by one."""
+    """A builder of a table of files that are found one by one."""
 
     def __init__(self) -> None:
         self._paths = TextsBuilder()

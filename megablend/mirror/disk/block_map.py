@@ -215,7 +215,7 @@ class BlockMap:
         return drop_empty(pages.blocks, pages.masks & ~held)
 
     def find_damage(self) -> list[int]:
-        """Return the blocks whose seal is wrong."""
+        """Return the blocks whose records have a wrong seal."""
         records = self._records.copy()
         damaged: list[int] = np.flatnonzero(~_are_sealed(records[:, 0], records[:, 1])).tolist()
         return damaged

@@ -42,7 +42,8 @@ class Pages(NamedTuple):
         return len(self.blocks) > 0
 
     def at(self, rows: Any) -> Pages:
-        """Return a set with a selection of the blocks, given an index for NumPy arrays."""
+        """Return the set of pages in selected blocks. `rows` may be anything that indexes a NumPy
+        array."""
         return Pages(self.blocks[rows], self.masks[rows])
 
 

@@ -188,8 +188,8 @@ class Etcd:
             raise self._note_away(f"{endpoint}: {error}") from None
 
     async def _ask(self, path: str, request: Any, *, is_change: bool = False) -> dict[str, Any]:
-        """Send a request to one endpoint after another. Returns: the response of the first to
-        respond."""
+        """Send a request to one endpoint after another, until one responds, and return the
+        response."""
         problems = []
         for endpoint in list(self._endpoints):
             try:

@@ -123,7 +123,7 @@ class Assembly:
         await peer.post(f"/v1/tell?view={self.view.number}{query}", pack_needs(needs))
 
     async def announce_due(self, needs: Sequence[Need]) -> None:
-        """Announce to other nodes which pages of which they are the homes this node will request,
+        """Announce to each other node the pages that this node will request from it as their home,
         and when. Unreachable nodes are skipped."""
         needs_by_home = await asyncio.to_thread(self.placement.divide, needs, self.peers, 1)
 

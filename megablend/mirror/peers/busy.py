@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass(eq=False)
 class BusySources:
-    """The exchange of notifications about busy sources with other nodes."""
+    """The part of a node that exchanges notifications about busy sources with other nodes."""
 
     get_peers: Callable[[], Collection[Peer]]
     """Returns the other nodes."""

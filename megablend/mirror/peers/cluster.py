@@ -176,7 +176,7 @@ class Cluster:
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
-        """Announce to other nodes which pages of which they are the homes this node will request,
+        """Announce to each other node the pages that this node will request from it as their home,
         and when."""
         if self._agreement.is_reached:
             await self._assemblies[0].announce_due(needs)

@@ -59,7 +59,7 @@ class Reading:
 
 @dataclass(eq=False)
 class Routes:
-    """The ways to get pages within one view: from other nodes, or from the source."""
+    """A reader of pages within one view, from other nodes or from the source."""
 
     source: PageReader
     placement: Placement

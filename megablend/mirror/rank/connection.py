@@ -69,9 +69,9 @@ class Connection:
         return [FileStat(size=size, etag=etag) for size, etag in states]
 
     def want(self, need: Need) -> Future[bytes]:
-        """Request that the pages of a need be fetched. Returns: a future that is done when all
-        pages are held. The result is the packed ORIGINS of the fetched bytes; the error is that of
-        the source, or NodeLostError."""
+        """Request the pages of a need. Returns: a future that is done when all pages are held. The
+        result is the packed ORIGINS of the fetched bytes; the error is that of the source, or
+        NodeLostError."""
         return self.request(Kind.WANT, pack_needs([need]))
 
     def distrust(self, need: Need) -> None:
