@@ -1,4 +1,4 @@
-"""Documents of text as they are read, and documents that cannot be read."""
+"""Documents that were read from text, and documents that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ REMEDY = "fix it, or leave such documents out with `on_bad_document: skip`"
 
 
 class Place(NamedTuple):
-    """The position of a document."""
+    """The position of a document in a text file."""
 
     offset: int
-    """The offset of its line in the uncompressed file; for a table, the number of its row."""
+    """The offset of the document's line in the uncompressed file; for a table, the number of the
+    document's row."""
     line: int
-    """Its line number within the part, from 0; for a table, its row number within the part."""
+    """The number of the document's line within the part, from 0; for a table, the number of its row
+    within the part."""
 
 
 class Document(NamedTuple):
@@ -34,31 +36,32 @@ class BadDocument(NamedTuple):
     """A document that cannot be read, with the reason."""
 
     kind: str
-    """The kind of fault, in a few words: the same for all documents with this kind of fault."""
+    """The kind of error in a few words, which are the same for all documents with this kind of
+    error."""
     reason: str
     place: Place
 
 
 class Portion(NamedTuple):
     """Consecutive documents of a part. The n documents that could be read are stored as columns,
-    since making an object for each would take longer than reading it."""
+    since making an object for each document would take longer than reading it."""
 
     texts: list[str]
     keys: list[str | None]
     offsets: Int64s
-    """The `Place.offset` of each document: int64 [n]."""
+    """The `Place.offset` of each document (int64 [n])."""
     lines: Int64s
-    """The `Place.line` of each document: int64 [n]."""
+    """The `Place.line` of each document (int64 [n])."""
     bad: list[BadDocument]
     num_bytes: int
-    """The number of bytes of uncompressed text that were read, including bad documents."""
+    """The number of bytes of uncompressed text that were read, including those of bad documents."""
     num_lines: int
 
     @classmethod
     def gather(
         cls, results: Sequence[Document | BadDocument], num_bytes: int, num_lines: int
     ) -> Portion:
-        """Make a portion of documents that were read one by one."""
+        """Return a portion of documents that were read one by one."""
         documents = [each for each in results if isinstance(each, Document)]
         bad = [each for each in results if isinstance(each, BadDocument)]
         return cls(
@@ -72,7 +75,8 @@ class Portion(NamedTuple):
         )
 
     def take_first(self, num: int) -> Portion:
-        """Return a portion of the first `num` documents; its other fields are unchanged."""
+        """Return a copy of the portion with only the first `num` documents. The other fields are
+        unchanged."""
         return self._replace(
             texts=self.texts[:num],
             keys=self.keys[:num],
@@ -83,7 +87,8 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFields:
-    """The keys of a line, or the columns of a table, that are read."""
+    """The names of the text and the key in each line (or the columns of a table), and the maximum
+    size of a document."""
 
     text: str
     key: str | None
@@ -91,11 +96,11 @@ class TextFields:
     """The maximum size in bytes of a line, or of a text in a table."""
 
     def refuse_long(self, size: int, place: Place) -> BadDocument:
-        """Return the bad document for a line, or a text in a table, of more than `max_bytes`."""
+        """Return the BadDocument for a line, or a text in a table, of more than `max_bytes`."""
         reason = f"is {size:,} bytes long, more than max_document ({self.max_bytes:,})"
         return BadDocument("too long", reason, place)
 
 
 def count_bytes(texts: Iterable[str]) -> int:
-    """Return the number of bytes that texts take in UTF-8."""
+    """Return the size of some texts in UTF-8, in bytes."""
     return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)

@@ -1,5 +1,6 @@
 """Engines that turn text into tokens: Hugging Face's `tokenizers`, which is the reference, and
-gigatoken, which is thirty times as fast and is used if it is proved to give the same tokens."""
+gigatoken, which is thirty times as fast. gigatoken is used only if it is proved to give the same
+tokens."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ from megablend.text.tokenizer import TokenizerFile
 MISSING = "tokenising text needs the packages tokenizers and msgspec: pip install 'megablend[text]'"
 MAX_CACHE_BYTES = 512 << 20
 """The maximum size of gigatoken's cache of words. The cache takes a third of a byte for each byte
-of natural text, and seven bytes for each byte of words that never repeat. A gigatoken that cannot
-limit its cache is loaded again when the process has grown by this much."""
+of natural text, and seven bytes for each byte of words that never repeat. Some versions of
+gigatoken cannot limit their cache; they are loaded again when the process has grown by this
+size."""
 _BATCH_CHARACTERS = 1 << 20
-"""The characters that `tokenizers` gets at a time: it takes 117 bytes of memory for each byte."""
+"""The number of characters that `tokenizers` gets at a time: it takes 117 bytes of memory for each
+byte of text."""
 _COMMON = 0x20000
-"""Most texts contain only code points below this one."""
+"""The code point below which most texts stay."""
 _LINE_BREAK = re.compile(
     r"(?<=\S)\n(?=[A-Za-z\u0410-\u044f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3])"
 )
@@ -44,23 +47,28 @@ class Tokens(NamedTuple):
     """The tokens of several texts."""
 
     ids: Ids
-    """The tokens of all texts, one text after the other: int32 [total]."""
+    """The tokens of all texts, one text after the other (int32 [total])."""
     counts: Int64s
-    """The number of tokens of each text: int64 [n]."""
+    """The number of tokens of each text (int64 [n])."""
 
     @classmethod
     def join(cls, texts: Sequence[Ids]) -> Tokens:
-        """Join the tokens of several texts."""
+        """Return the tokens of several texts, given the tokens of each text."""
         counts = np.array([len(ids) for ids in texts], np.int64)
         return cls(np.concatenate([np.empty(0, np.int32), *texts]), counts)
 
     def of(self, texts: Iterable[int]) -> list[Ids]:
-        """Return the tokens of the texts with these numbers."""
+        """Return the tokens of some texts, given the numbers of the texts."""
         ends = np.cumsum(self.counts)
         return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
 
     def replace(self, texts: Sequence[int], other: Tokens) -> Tokens:
-        """Return these tokens with those of the texts with these numbers replaced by `other`."""
+        """Return a copy of these tokens with new tokens for some texts.
+
+        Args:
+            texts: the numbers of the texts.
+            other: the new tokens of these texts.
+        """
         ids = self.of(range(len(self.counts)))
         for i, replacement in zip(texts, other.of(range(len(texts))), strict=True):
             ids[i] = replacement
@@ -68,7 +76,8 @@ class Tokens(NamedTuple):
 
 
 class Engine:
-    """Tokenises texts with `tokenizers`. It cannot be pickled: each process makes its own."""
+    """An engine that tokenises texts with `tokenizers`. It cannot be pickled: each process creates
+    its own."""
 
     name = "tokenizers"
 
@@ -77,10 +86,10 @@ class Engine:
         self._model = make_reference(tokenizer)
 
     def renew(self) -> None:
-        """Clear the cache of words, if there is one."""
+        """Clear the engine's cache of words, if it has one."""
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens of each text, without special tokens around it."""
+        """Return the tokens of each text, without special tokens before or after the text."""
         ids = list[Ids]()
         for batch in _divide(texts):
             encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
@@ -89,14 +98,18 @@ class Engine:
 
 
 class GigatokenEngine(Engine):
-    """Tokenises texts with gigatoken, and a few with `tokenizers`. Versions of Unicode normalise
-    and classify some code points differently, in ways that no list foresees. So `tokenizers`
-    normalises all texts, and tokenises those with code points that one of the two may lack."""
+    """An engine that tokenises most texts with gigatoken, and a few with `tokenizers`.
+
+    Versions of Unicode normalise and classify some code points differently, in ways that no list
+    foresees. So `tokenizers` normalises all texts, and also tokenises the texts with code points
+    that one of the two packages may not know.
+    """
 
     name = "gigatoken"
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
-        """Load a tokenizer. Raises: an error of gigatoken, such as ValueError, if it is refused."""
+        """Load a tokenizer. Raises: an error of gigatoken, such as ValueError, if gigatoken refuses
+        the tokenizer."""
         super().__init__(tokenizer)
         data = json.loads(tokenizer.definition)
         # With byte fallback, text is not split by classes of characters, so Unicode does not matter
@@ -121,9 +134,11 @@ class GigatokenEngine(Engine):
         self._renewed_at = _count_resident()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens of each text, without special tokens around it. A larger cache of words
-        is faster, so a gigatoken that cannot limit its cache is loaded again only when the process
-        has grown too much."""
+        """Return the tokens of each text, without special tokens before or after the text.
+
+        A larger cache of words is faster. So a gigatoken that cannot limit its cache is loaded
+        again only when the process has grown too much.
+        """
         if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
             self.renew()
         if not self._is_byte_level:
@@ -157,7 +172,7 @@ class GigatokenEngine(Engine):
         return Tokens(tokens.ids, np.add.reduceat(tokens.counts, starts))
 
     def _cut(self, text: str) -> Iterator[str]:
-        """Cut a text into pieces without changing the words into which it is split. In all
+        """Cut a text into pieces that together have the same tokens as the whole text. In all
         expressions that gigatoken knows, a word ends at a `_LINE_BREAK`, and the words after it do
         not depend on the text before it."""
         start = 0
@@ -193,8 +208,8 @@ def _divide(texts: Sequence[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def without_threads() -> Iterator[None]:
-    """Keep `tokenizers` from starting threads: this process is one of several on its machine, and
-    threads would not survive a fork."""
+    """Prevent `tokenizers` from starting threads: this process is one of several on its machine,
+    and threads would not survive a fork."""
     before = os.environ.get(_PARALLELISM)
     os.environ[_PARALLELISM] = "false"
     try:
@@ -213,7 +228,7 @@ def _count_resident() -> int:
 
 def _has_unassigned(text: str) -> bool:
     """Return whether a text has code points that are unassigned in this Python's version of
-    Unicode. Perhaps only one of gigatoken and `tokenizers` knows them."""
+    Unicode. Such code points may be known to only one of gigatoken and `tokenizers`."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.int32)
     num = _COMMON if codes.max() < _COMMON else sys.maxunicode + 1
     return bool(_find_unassigned(num).take(codes).any())
@@ -221,8 +236,8 @@ def _has_unassigned(text: str) -> bool:
 
 @lru_cache
 def _find_unassigned(num: int) -> Bools:
-    """Return whether each of the first `num` code points is unassigned: bool [num]. Takes 0.1 s for
-    a million."""
+    """Return whether each of the first `num` code points is unassigned (bool [num]). A million code
+    points take 0.1 s."""
     is_unassigned = (unicodedata.category(chr(code)) == "Cn" for code in range(num))
     return np.fromiter(is_unassigned, np.bool_, num)
 
@@ -253,8 +268,14 @@ def find_version(package: str) -> str:
 
 
 def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[Ids, Ids]:
-    """Return the tokens to add before and after each document: with `bos`, the token that begins a
-    text; with `special`, those that the tokenizer's post-processor adds. Raises: ConfigError."""
+    """Return the tokens to add before and after each document.
+
+    Args:
+        bos: whether to add the tokenizer's `bos_token` before each document.
+        special: whether to add the tokens that the tokenizer's post-processor adds.
+
+    Raises: ConfigError.
+    """
     if bos:
         token = find_named_token(Path(tokenizer.path), "bos_token")
         return np.array([token], np.int32), np.empty(0, np.int32)
@@ -274,7 +295,8 @@ def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[I
 
 
 def surround(tokens: Tokens, before: Ids, after: Ids) -> Tokens:
-    """Add tokens at the beginning and the end of each text."""
+    """Return the tokens of some texts, with tokens added at the beginning and the end of each
+    text."""
     if not len(before) and not len(after):
         return tokens
     inner = tokens.of(range(len(tokens.counts)))

@@ -1,4 +1,5 @@
-"""Estimates of the tokens, disk space and time of tokenising, from a sample of the text."""
+"""Estimates of the costs of tokenising (number of tokens, disk space, time), from a sample of the
+text."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from megablend.text.text_file import TextFile, measure_compression
 from megablend.text.token_file import TokenFileWriter
 
 _NUM_SAMPLED = 16
-"""The number of tasks of which the first documents are tokenised."""
+"""The number of tasks from which documents are sampled."""
 _DOCUMENTS = 200
-"""The maximum number of documents of each task that are tokenised."""
+"""The maximum number of documents that are tokenised for each of these tasks."""
 _SPARE = 1.05
-"""The free disk space that is required, as a multiple of the estimate."""
+"""The required free disk space, as a multiple of the estimate."""
 _PART_BYTES = 1 << 20
 """The number of bytes of text that are read for each task."""
 _MAX_TOKEN_BYTES = 4
@@ -42,13 +43,13 @@ class Estimate:
 
     files: int
     bytes: int
-    """The uncompressed size of their text."""
+    """The uncompressed size of the text."""
     tokens: int
     disk_bytes: int
     cpu_seconds: float
 
     def describe(self, num_processes: int) -> str:
-        """Return the estimate in words."""
+        """Return a description of the estimate for users."""
         wait = self.cpu_seconds / num_processes
         return (
             f"{self.files:,} text files, about {self.bytes / 1e9:,.2f} GB, {self.tokens / 1e9:,.3f} billion tokens, "
@@ -59,9 +60,10 @@ class Estimate:
 def estimate_pending(
     config: Config, spec: SourceSpec, storage: Storage, processes: int | None = None
 ) -> tuple[list[TextFile], Estimate, int]:
-    """Estimate the costs of tokenising a source of text.
+    """Estimate the costs of tokenising a text source.
 
-    Returns: all of its files, the estimate, and the number of processes that would do the work.
+    Returns: all files of the source, the estimate, and the number of processes that would do the
+        work.
     Raises: ConfigError, DataError.
     """
     source = find_text(config, spec, storage)
@@ -77,8 +79,8 @@ def estimate_pending(
 
 
 def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
-    """Estimate the costs of tasks of one source from the first documents of up to 16 of them.
-    Raises: DataError if a file cannot be read."""
+    """Estimate the costs of a source's tasks from the first documents of up to 16 tasks. Raises:
+    DataError if a file cannot be read."""
     step = -(-len(tasks) // _NUM_SAMPLED) or 1
     trial = _Trial(setup)
     for task in tasks[::step]:
@@ -97,7 +99,8 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
 
 
 class _Trial:
-    """Tokenises the first documents of tasks, and adds up the sizes and times."""
+    """A trial run, which tokenises the first documents of some tasks, and adds up their sizes and
+    the time taken."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = replace(setup, part_bytes=_PART_BYTES)
@@ -110,9 +113,10 @@ class _Trial:
         self.disk_bytes = 0
         self.seconds = 0.0
         self._compressed_bytes = 0
-        """The size of the beginnings of compressed files that were decompressed."""
+        """The number of compressed bytes that were decompressed, from the beginnings of compressed
+        files."""
         self._decompressed_bytes = 0
-        """The size of these beginnings after decompression."""
+        """The size of the same bytes after decompression."""
 
     def add(self, task: Task) -> None:
         """Tokenise the first documents of a task."""
@@ -136,14 +140,14 @@ class _Trial:
             self.disk_bytes += path.stat().st_size
         self.seconds += time.process_time() - start
         self.tokens += len(tokens.ids)
-        # Of the portion's bytes, which include keys and other values, the share of the sample
+        # The sample's share of the portion's bytes, which include keys and other values
         bytes_of_sample = count_bytes(sample.texts)
         bytes_of_portion = max(1, count_bytes(portion.texts))
         self.text_bytes += portion.num_bytes * bytes_of_sample // bytes_of_portion
 
     def count_text_bytes(self, tasks: Sequence[Task]) -> int:
-        """Return about how many bytes of text tasks have. For compressed files, this is estimated
-        from the compression of the tasks that were added."""
+        """Return the approximate number of bytes of text in some tasks. For compressed files, it is
+        estimated from the compression of the tasks that were added."""
         if not self._compressed_bytes:
             return sum(task.cost for task in tasks)
         compressed = sum(task.file.size for task in tasks if task.file.codec is not None)

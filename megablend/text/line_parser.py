@@ -1,4 +1,4 @@
-"""Parses lines of JSON Lines into documents."""
+"""Parse lines of JSON Lines into documents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _CLOSE = ord("}")
 
 
 class LineParser:
-    """Parses lines into documents. Raises: ConfigError if msgspec is not installed."""
+    """A parser that turns lines of JSON into documents. Raises: ConfigError if msgspec is not
+    installed."""
 
     def __init__(self, fields: TextFields) -> None:
         try:
@@ -48,13 +49,13 @@ class LineParser:
         self._get_text: Callable[[Any], str] = attrgetter("text")
         self._get_key: Callable[[Any], object] = attrgetter("key")
         names = {"text": fields.text, "key": fields.key or ""}
-        # msgspec's structs have no key twice, and none that JSON escapes
+        # In msgspec's structs, keys must differ, and cannot have characters that JSON escapes
         is_plain = all(
             json.dumps(name, ensure_ascii=False)[1:-1] == name for name in names.values()
         )
         is_same = fields.text == fields.key
         if is_same or not is_plain or any("." in name for name in names.values()):
-            # Values stay undecoded until they are needed: a fault in another value does not matter
+            # Values stay undecoded until they are needed: an error in another value does not matter
             decoder = msgspec.json.Decoder(GenericAlias(dict, (str, msgspec.Raw)))
             decode_text = msgspec.json.Decoder(str).decode
             decode_key = msgspec.json.Decoder(_Key).decode
@@ -87,8 +88,8 @@ class LineParser:
         )
 
     def _parse_together(self, data: memoryview, offset: int, line: int) -> Portion | None:
-        """Return the documents of lines, decoded at once, which takes half the time; None unless
-        each line certainly holds one document."""
+        """Return the documents of lines that are decoded all at once, which takes half the time;
+        None if a line may be anything but one JSON object with a valid text."""
         codes = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(codes == _NEWLINE)
         if codes[-1] != _NEWLINE:
@@ -141,8 +142,8 @@ class LineParser:
             return self._parse_by_json(line, place)
 
     def _parse_by_json(self, line: bytes, place: Place) -> Document | BadDocument:
-        """Return the document of a line that msgspec refuses. `json` accepts more (NaN, large
-        integers), and distinguishes between faults."""
+        """Return the document of a line that msgspec refuses. Python's `json` accepts more than
+        msgspec (NaN, large integers), and distinguishes between kinds of errors."""
         fields = self._fields
         try:
             record = json.loads(line.decode("utf-8"), parse_int=_read_integer)
@@ -174,7 +175,8 @@ class LineParser:
 
 
 def _read_integer(digits: str) -> int | Decimal:
-    """Convert digits to a number: Python's int refuses more than 4,300 digits."""
+    """Convert a text of decimal digits to a number. Python's int refuses more than 4,300 digits, so
+    longer numbers become Decimals."""
     try:
         return int(digits)
     except ValueError:
@@ -182,8 +184,8 @@ def _read_integer(digits: str) -> int | Decimal:
 
 
 def _find_nested(record: Mapping[str, Any], dotted: str) -> Any:
-    """Return the value at a dotted name; a key that itself contains the dots takes precedence.
-    Raises: KeyError with the name that is missing."""
+    """Return the value at a dotted name such as `meta.text`. A key that itself contains the dots
+    takes precedence. Raises: KeyError with the name that is missing."""
     if dotted in record:
         return record[dotted]
     value: Any = record
@@ -202,9 +204,13 @@ def _decode_nested(
     *,
     is_optional: bool = False,
 ) -> Any:
-    """Return the value at a dotted name of an object whose values are not decoded yet; None if it
-    is optional and the last name is missing. Raises: KeyError if another name is missing; errors of
-    the decoders."""
+    """Return the value at a dotted name of an object whose values are not decoded yet.
+
+    Args:
+        is_optional: whether to return None if the last name is missing.
+
+    Raises: KeyError if a name is missing; errors of the decoders.
+    """
     *above, last = [dotted] if dotted in record else dotted.split(".")
     for name in above:
         record = decode_object(record[name])
@@ -222,7 +228,7 @@ def _find_key(record: Mapping[str, Any], dotted: str | None) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8, which is impossible for a lone surrogate."""
+    """Return whether a text can be encoded as UTF-8. It cannot if it has a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

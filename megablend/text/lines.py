@@ -1,4 +1,4 @@
-"""Reading the lines of a part of a file."""
+"""Read the lines of a part of a text file."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import NamedTuple
 from megablend.text.text_file import Piece
 
 BATCH_BYTES = 16 << 20
-"""The bytes of lines that are read, tokenised and written together. Token files depend on this."""
+"""The maximum number of bytes of lines that are read, tokenised and written together. The bytes of
+token files depend on this number."""
 
 
 class Lines(NamedTuple):
-    """Consecutive lines."""
+    """Consecutive lines of a text file."""
 
     data: memoryview | None
-    """None if this is a single line that was skipped because it is too long."""
+    """The bytes of the lines; None for a single line that was skipped because it is too long."""
     offset: int
-    """The position of their first byte in the uncompressed file."""
+    """The offset of the lines in the uncompressed file."""
     size: int
-    """The number of bytes."""
+    """The number of bytes of the lines."""
 
 
 class LineReader:
-    """Reads consecutive lines of a file, in batches that depend on the file and on the first byte
-    of the part, but not on how the bytes arrive.
+    """A reader of consecutive lines of a file. It returns the lines in batches, which depend on the
+    file and on the first byte of the part, but not on how the bytes arrive.
 
     Args:
         pieces: the file's bytes from `offset` on.
@@ -51,10 +52,9 @@ class LineReader:
         return self._fill(1) == 0
 
     def read(self, stop: int, digest: blake2b) -> Lines | None:
-        """Read lines that begin before `stop`, and add them to `digest`.
+        """Read the next lines that begin before the offset `stop`, and add their bytes to `digest`.
 
-        Returns: lines of at most BATCH_BYTES, or one longer line; None if there are no more
-        lines.
+        Returns: lines of at most BATCH_BYTES, or one longer line; None if there are no more lines.
         """
         if self.offset >= stop:
             return None
@@ -74,7 +74,7 @@ class LineReader:
         return Lines(data, offset, len(data))
 
     def _find_batch_end(self, stop: int, num_buffered: int) -> int:
-        """Return the index in the buffer of the end of a batch of lines; 0 if the first line does
+        """Return the index in the buffer at which a batch of lines ends; 0 if the first line does
         not fit into a batch."""
         start = self._start
         batch_end = start + min(num_buffered, BATCH_BYTES)
@@ -87,7 +87,8 @@ class LineReader:
         return end or self._buffer.rfind(b"\n", start, batch_end) + 1
 
     def _find_long_end(self) -> int | None:
-        """Return the end of the first line in the buffer; None if it is longer than `max_bytes`."""
+        """Return the index in the buffer at which the first line ends; None if the line is longer
+        than `max_bytes`."""
         size = BATCH_BYTES
         while True:
             num_buffered = self._fill(size)
@@ -101,7 +102,8 @@ class LineReader:
             size *= 2
 
     def _pass_line(self, use: Callable[[Piece], object]) -> None:
-        """Skip the rest of a line of any length; `use` is called with its bytes."""
+        """Skip the rest of a line of any length. `use` is called with the bytes that are
+        skipped."""
         while self._fill(1):
             end = self._buffer.find(b"\n", self._start) + 1
             data = memoryview(self._buffer)[self._start : end or None]
@@ -112,7 +114,8 @@ class LineReader:
                 return
 
     def _fill(self, size: int) -> int:
-        """Read until `size` bytes are buffered, or the file ends. Returns: the number of bytes."""
+        """Read until `size` bytes are buffered, or the file ends. Returns: the number of buffered
+        bytes."""
         num_buffered = len(self._buffer) - self._start
         if num_buffered >= size or self._is_at_end:
             return num_buffered

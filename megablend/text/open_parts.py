@@ -1,4 +1,4 @@
-"""Reads the parts of a task, one after the other."""
+"""Read the parts of a task, one after the other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from megablend.text.text_file import open_text
 
 class OpenPart:
     """A part that is being read. `stop`, `num_lines` and `digest` cover the portions that have been
-    read: in the end, the whole part.
+    read so far, so they are final after the last portion.
 
     Args:
         portions: the portions of the part.
-        content: the hash to which `portions` adds what it reads.
+        content: the hash to which reading `portions` adds the content.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class OpenPart:
 
     @property
     def digest(self) -> str:
-        """The digest of its lines; for a table, of its texts and keys."""
+        """The digest of the lines of the part; for a table, of its texts and keys."""
         return self._content.hexdigest()
 
     def pass_over(self) -> None:
-        """Read the remaining portions, but only for their digest."""
+        """Read the remaining portions only to complete the digest."""
         for _ in self.portions:
             pass
 
@@ -62,8 +62,8 @@ class OpenPart:
 def open_parts(
     task: Task, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> Iterator[OpenPart]:
-    """Yield the parts of a task. All portions of a part must be read before the next is
-    requested."""
+    """Yield the parts of a task. The caller must read all portions of a part before it requests the
+    next part."""
     file = task.file
     if is_table(file.path):
         assert task.part is not None
@@ -75,8 +75,8 @@ def open_parts(
     parser = LineParser(fields)
     if task.part is not None:
         start = task.part * part_bytes
-        # A line that begins at `start` belongs to this part: the byte before it, a line break, is
-        # all that `pass_line` then passes
+        # A line that begins at `start` belongs to this part: `pass_line` then skips only the line
+        # break before it
         begin = max(0, start - 1)
         reader = LineReader(open_text(file, storage, begin), begin, fields.max_bytes)
         if start:
@@ -93,7 +93,7 @@ def open_parts(
 
 
 def _open_lines(reader: LineReader, parser: LineParser, number: int, stop: int) -> OpenPart:
-    """Return the part of the lines that begin before `stop`."""
+    """Return the part with the lines that begin before the offset `stop`."""
     content = blake2b(digest_size=16)
     portions = _read_lines(reader, parser, stop, content)
     return OpenPart(number, reader.offset, portions, content, is_table=False)

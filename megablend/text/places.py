@@ -1,5 +1,5 @@
-"""Finds the line of text that a row of a token file was made from (`locate_rows`), and vice versa
-(`find_document`)."""
+"""Find the line of text that a row of a token file was made from (`locate_rows`), and the row that
+was made from a line (`find_document`)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ class TextPlace:
     text: str
     """The path of the file."""
     line: int
-    """The number of the line, from 1; for a table, that of the row, from 0."""
+    """The number of the line, from 1; for a table, the number of the row, from 0."""
     offset: int
-    """The offset of the first byte of the line in the uncompressed file; for a table, the row."""
+    """The offset of the first byte of the line in the uncompressed file; for a table, the number of
+    the row."""
     key: str | None
 
 
 def reader_of_footers(storage: Storage) -> ReadFooter:
-    """Return a version of `read_footer` for a storage that reads each footer only once."""
+    """Return a function that does the same as `read_footer`, but reads each footer only once."""
     return cache(partial(read_footer, storage))
 
 
@@ -47,10 +48,11 @@ def locate_rows(
     storage: Storage,
     read_footer: ReadFooter,
 ) -> list[TextPlace]:
-    """Return the places in the text that rows of a token file were made from.
+    """Return the place in the text that each of some rows of a token file was made from.
 
     Args:
-        in_folder: the token files in its folder, from `group_by_folder`.
+        path: the path of the token file.
+        in_folder: all token files in the same folder, from `group_by_folder`.
         read_footer: from `reader_of_footers`.
 
     Raises: DataError if a token file cannot be read.
@@ -79,14 +81,16 @@ def find_document(
     byte: int | None = None,
     key: str | None = None,
 ) -> tuple[str, int]:
-    """Find the row of a document's tokens.
+    """Find the row of a token file that has the tokens of a document. The document is given by one
+    of `line`, `byte` and `key`.
 
     Args:
-        text: the path of the text file, or the last components of it.
+        text: the path of the text file, or the last components of the path.
         paths: the paths of the files of an index.
-        line: the number of the document's line, from 1; for a table, the row, from 0.
-        byte: the offset of a byte of its line in the uncompressed file; for a table, the row.
-        key: its value of the source's `key`.
+        line: the number of the document's line, from 1; for a table, the number of its row, from 0.
+        byte: the offset of any byte of the document's line in the uncompressed file; for a table,
+            the number of its row.
+        key: the document's value of the source's `key`.
 
     Returns: the path of the token file, and the row.
     Raises: ConfigError if there is no such file or document, or several; DataError, also if the
@@ -142,8 +146,8 @@ def find_document(
 def _find_text(
     text: str, paths: Sequence[str], read_footer: ReadFooter
 ) -> tuple[str, Sequence[TokenPath]]:
-    """Find the one text file that a user names, and its token files. Raises: see
-    `find_document`."""
+    """Find the text file that a user names. Returns: the path of the text file, and its token
+    files. Raises: see `find_document`."""
     wanted = text.removeprefix("./")
     absolute = os.path.abspath(text)  # noqa: PTH100  (no name of a text file ends like a URL's)
     found = list[tuple[str, Sequence[TokenPath]]]()
@@ -163,14 +167,14 @@ def _find_text(
 
 
 def _is_end(end: str, path: str) -> bool:
-    """Return whether a path ends with these components."""
+    """Return whether a path ends with the path components `end`."""
     return f"/{path}".endswith(f"/{end}")
 
 
 def _divide_by_text(
     in_folder: Sequence[TokenPath], read_footer: ReadFooter
 ) -> dict[str, list[TokenPath]]:
-    """Group the token files in a folder by the path of their text file."""
+    """Group the token files in a folder by the path of the text file that they were made from."""
     if len({each.number for each in in_folder}) == len(in_folder):
         return {read_footer(in_folder[0].path)["text"]: list(in_folder)}
     own_files = dict[str, dict[int, TokenPath]]()
@@ -192,7 +196,7 @@ def _find_line_around(
 
     Args:
         columns: the columns of the token file.
-        num_lines: the number of lines of its part.
+        num_lines: the number of lines of the token file's part.
         text: the path of the text file.
     """
     row = _find_last(columns["offset"], byte)
@@ -207,25 +211,27 @@ def _find_line_around(
 
 
 def _find_equal(places: Sequence[int], place: int) -> int | None:
-    """Return the index of a place among ascending places; None if it is not one of them."""
+    """Return the index of a number in a list of ascending numbers; None if the list does not have
+    it."""
     at = _find_last(places, place)
     return at if at >= 0 and places[at] == place else None
 
 
 def _find_last(places: Sequence[int], place: int) -> int:
-    """Return the index of the last of ascending places up to `place`; -1 if all come after it."""
+    """Return the index of the last of some ascending numbers that is at most `place`; -1 if all are
+    greater."""
     return int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
 
 
 def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:
-    """Return whether the bytes [start, stop) of a text file contain the end of a line."""
+    """Return whether a line of a text file ends within the bytes [start, stop)."""
     state = storage.stat(text)
     file = TextFile(text, text, state.size, state.etag)
     return count_line_ends(file, storage, start, stop) > 0
 
 
 def _find_key(columns: Mapping[str, Any], key: str, path: str) -> list[int]:
-    """Return the rows with a key. Raises: ConfigError if the token file has no keys."""
+    """Return the rows whose key is `key`. Raises: ConfigError if the token file has no keys."""
     if "key" not in columns:
         raise ConfigError(
             f"{path}: has no keys, since its source sets no `key`; use `--line` or `--byte` instead"
@@ -234,6 +240,6 @@ def _find_key(columns: Mapping[str, Any], key: str, path: str) -> list[int]:
 
 
 def _read_columns(path: str, storage: Storage) -> dict[str, Any]:
-    """Read the columns of a token file except its tokens."""
+    """Return the columns of a token file except the tokens."""
     columns: dict[str, Any] = read_columns(storage, path, ["offset", "line", "key"]).to_pydict()
     return columns

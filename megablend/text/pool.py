@@ -1,4 +1,4 @@
-"""A rank's worker processes, `python -m megablend.text.pool`: they receive tasks and send results
+"""A rank's worker processes, `python -m megablend.text.pool`. They receive tasks and send results
 through a connection that they inherit.
 
 They are new processes, not forks. Unlike the processes of `multiprocessing`, they do not run the
@@ -26,7 +26,7 @@ from megablend.text.tasks import Task
 from megablend.text.work import Report, Worker
 
 _PR_SET_PDEATHSIG = 1
-"""The option of Linux's `prctl` that sets the signal a process gets when its parent exits."""
+"""The option of Linux's `prctl` that sets the signal which a process gets when its parent exits."""
 _REPORT_SECONDS = 0.2
 _NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
@@ -34,11 +34,11 @@ _NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 def run_tasks(
     setups: Sequence[Setup], tasks: Sequence[Task], num_processes: int, report: Report
 ) -> list[Entry]:
-    """Do tasks in several processes, or in this one if one is enough.
+    """Run tasks in several processes, or in this process if one is enough.
 
     Args:
         setups: the setup of each source.
-        report: called at least every 0.2 seconds with the numbers of bytes, documents and tokens
+        report: called at least every 0.2 seconds with the number of bytes, documents and tokens
             that were processed since the last call.
 
     Returns: the result of each task, in order.
@@ -51,10 +51,10 @@ def run_tasks(
     results = dict[int, Entry]()
     numbers = iter(range(len(tasks)))
     running = dict[Connection, tuple[_Process, int]]()
-    """The processes that have a task, each with the number of that task."""
+    """The busy processes by connection, each with the number of its task."""
 
     def assign(process: _Process) -> None:
-        """Give a process the next task, if there is one left."""
+        """Give a process the next task, if any tasks are left."""
         number = next(numbers, None)
         if number is not None:
             running[process.connection] = (process, number)
@@ -81,15 +81,15 @@ def run_tasks(
 
 
 class _TaskWorker:
-    """Does tasks of several sources, one after the other, and keeps the worker of the last source,
-    which has loaded its tokenizer."""
+    """A worker that runs tasks of several sources, one after the other. It keeps the Worker of the
+    last source, which has loaded its tokenizer."""
 
     def __init__(self) -> None:
         self._source = -1
         self._worker: Worker | None = None
 
     def do(self, task: Task, setup: Setup, report: Report) -> Entry:
-        """Do a task of the source that the setup describes."""
+        """Run a task of the source that the setup describes."""
         if self._worker is None or task.source != self._source:
             self._worker = Worker(setup)
             self._source = task.source
@@ -115,15 +115,15 @@ class _Process:
         stack.callback(self._process.kill)
 
     def send(self, task: Task, setup: Setup) -> None:
-        """Give the process a task. Raises: ResourceError if the process has exited."""
+        """Send the process a task. Raises: ResourceError if the process has exited."""
         try:
             self.connection.send((task, setup))
         except OSError as error:
             raise self._ended(task) from error
 
     def receive(self, task: Task) -> Any:
-        """Return the next message about the task of the process: an Entry, an error, or numbers for
-        `report`. Raises: ResourceError if the process has exited."""
+        """Return the next message about the task of the process: an Entry, an error, or the
+        arguments for `report`. Raises: ResourceError if the process has exited."""
         try:
             return self.connection.recv()
         except (EOFError, OSError) as error:
@@ -139,7 +139,7 @@ class _Process:
 
 
 def _serve(connection: Connection) -> None:
-    """Do tasks until the rank closes the connection."""
+    """Run tasks until the rank closes the connection."""
     worker = _TaskWorker()
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Proofs that gigatoken gives the same tokens as `tokenizers`. Once for each tokenizer and pair of
-versions, both tokenise every code point and many mixed strings (`choose_engine`). Later, both
-tokenise some documents of every part (`choose_checked`)."""
+"""Proofs that gigatoken gives the same tokens as `tokenizers`. Once for each tokenizer and each
+pair of package versions, both tokenise every code point and many mixed strings (`choose_engine`).
+In addition, both tokenise some documents of every part (`choose_checked`)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
 MIN_PROVED_BYTES = 32 << 20
-"""The size of text from which on gigatoken is used: less text is tokenised by `tokenizers` before
-the proof would be finished."""
+"""The minimum size of the text for which gigatoken is used: `tokenizers` would tokenise less text
+before the proof is finished."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
-"""The code points of all planes that have assigned ones, except for planes of private use; of plane
-14, the first 512."""
+"""The code points of all planes with assigned code points, except the planes for private use; of
+plane 14, only the first 512."""
 CONTEXTS = ("{}", "a{}", "{}a", " {}{} ", "1{}\n{}b")
 ADDED_CONTEXTS = ("{}", "a{}", "{}a", " {} ", "{}{}", "é{}\n")
 NUM_STRINGS = 20_000
 MIN_CHECKED = 16
-"""The minimum number of documents of each part that both tokenise."""
+"""The minimum number of documents of each part that both packages tokenise."""
 CHECKED_SHARE = 1000
-"""Both tokenise at least one of this many characters."""
+"""The number of characters of which both packages tokenise at least one."""
 _SLOWER = "tokenising takes about 30 times as long with tokenizers"  # see docs/text.md
 _PROOF = 2
 """The version of `list_probes` and `GigatokenEngine`. Proofs of other versions are ignored."""
@@ -45,8 +45,9 @@ _FRAGMENTS = (
 
 
 def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
-    """Yield the texts of the proof: each code point in 5 contexts, each added token in 6, and
-    random strings, from a fixed seed, of fragments that tokenizers split by different rules."""
+    """Yield the texts of the proof: each code point in 5 contexts, each added token in 6 contexts,
+    and random strings. The strings consist of fragments that tokenizers split by different rules,
+    and are the same in each call."""
     added = [each["content"] for each in json.loads(tokenizer.definition).get("added_tokens") or ()]
     for context in CONTEXTS:
         for code in CODE_POINTS:
@@ -66,7 +67,8 @@ def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
 def find_difference(
     fast: Engine, reference: Engine, tokenizer: TokenizerFile, rank: int = 0, num_ranks: int = 1
 ) -> str | None:
-    """Return the first probe in a rank's share whose tokens differ; None if all are equal."""
+    """Return the first probe in this rank's share for which two engines give different tokens; None
+    if there is no difference."""
     probes = list_probes(tokenizer)
     batches = iter(lambda: list(islice(probes, _BATCH)), [])
     for batch in islice(batches, rank, None, num_ranks):
@@ -77,7 +79,11 @@ def find_difference(
 
 
 def first_difference(found: Tokens, expected: Tokens) -> int | None:
-    """Return the number of the first text whose tokens differ; None if all are equal."""
+    """Return the number of the first text whose tokens differ; None if all are equal.
+
+    Args:
+        found, expected: the tokens of the same texts from two engines.
+    """
     if np.array_equal(found.counts, expected.counts) and np.array_equal(found.ids, expected.ids):
         return None
     texts = range(len(expected.counts))
@@ -86,8 +92,11 @@ def first_difference(found: Tokens, expected: Tokens) -> int | None:
 
 
 def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
-    """Choose the texts of a portion that both tokenise: at least `num`, including the first, and a
-    thousandth of the characters. Returns: their numbers, ascending; the same for the same seed."""
+    """Choose the texts of a portion that both packages tokenise: at least `num` texts, with the
+    first one among them, and at least a thousandth of the characters.
+
+    Returns: the numbers of the texts, ascending. They are the same for the same seed.
+    """
     generator = random.Random(seed)
     min_length = sum(map(len, texts)) // CHECKED_SHARE
     chosen = {0} if num else set[int]()
@@ -103,15 +112,15 @@ def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
 def choose_engine(
     tokenizer: TokenizerFile, folder: TokenFolder, num_bytes: int, launch: Communicator
 ) -> tuple[str, str]:
-    """Choose the engine for all of a config's text. The choice depends on the text and the installed
-    packages, not on the parts that are tokenised already. Called by all ranks.
+    """Choose the engine for all of a config's text. The choice depends on the text and the
+    installed packages, not on which parts are tokenised already. Called by all ranks.
 
     Args:
         folder: the folder in which the outcome of a proof is stored.
         num_bytes: the size of the text.
 
     Returns: the name of the engine, and a note for users that explains why it is not gigatoken; ""
-    if no note is needed.
+        if no note is needed.
     """
     obstacle = find_obstacle(tokenizer, num_bytes)
     if obstacle is not None:
@@ -133,8 +142,8 @@ def choose_engine(
 
 
 def find_obstacle(tokenizer: TokenizerFile, num_bytes: int) -> str | None:
-    """Return the reason why gigatoken is not proved for a tokenizer, "" if there is too little
-    text; None if the proof is worth its time."""
+    """Return the reason why gigatoken cannot be used for a tokenizer. It is "" if there is so
+    little text that the proof would take too long, and None if the proof may begin."""
     if num_bytes < MIN_PROVED_BYTES:
         return ""
     if not tokenizer.is_listed:
@@ -155,8 +164,11 @@ def _read_proof(folder: TokenFolder, name: str) -> dict[str, Any] | None:
 
 
 def _prove(tokenizer: TokenizerFile, launch: Communicator) -> str | None:
-    """Return a text in this rank's share of the probes for which gigatoken gives other tokens, or
-    its reason for refusing the tokenizer; None if the proof succeeds."""
+    """Prove that gigatoken gives the same tokens for this rank's share of the probes.
+
+    Returns: a text for which it gives other tokens, or its reason for refusing the tokenizer; None
+        if the proof succeeds.
+    """
     if launch.rank == 0:
         LOG.info("%s: checking that gigatoken gives the same tokens", tokenizer.path)
     try:

@@ -1,4 +1,5 @@
-"""The settings of a source's tasks, and the names of token files that follow from them."""
+"""The settings for the tasks of a source, and the names of token files that follow from these
+settings."""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ from megablend.text.tokenizer import TokenizerFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The settings of all tasks of a source, which can be pickled."""
+    """The settings for all tasks of a source. They can be pickled."""
 
     tokenizer: TokenizerFile
     engine: str
-    """The name of the engine that tokenises; gigatoken only if it gives the same tokens."""
+    """The name of the engine that tokenises. It is gigatoken only if gigatoken gives the same
+    tokens as `tokenizers`."""
     fields: TextFields
     bos: bool
     add_special_tokens: bool
     options: str
-    """The settings that change tokens, as JSON, for names of token files."""
+    """The settings that change tokens, as JSON. The names of token files depend on them."""
     skips_bad: bool
     skips_unreadable: bool
     storage: Storage
@@ -40,7 +42,8 @@ class Setup:
 
     @property
     def skipped_errors(self) -> tuple[type[CorruptFileError], ...]:
-        """The errors that cause a file to be left out: none unless `on_unreadable: skip` is set."""
+        """The types of errors that cause a file to be left out: none unless `on_unreadable: skip`
+        is set."""
         return (CorruptFileError,) if self.skips_unreadable else ()
 
     def name_part(self, file: str, part: OpenPart) -> str:
@@ -69,6 +72,7 @@ class Setup:
 
 
 def load_part(setup: Setup, name: str, footer: dict[str, Any] | None = None) -> Part:
-    """Return the part that a token file contains. Raises: the same errors as `read_footer`."""
+    """Return the record of the part that a token file contains. Raises: the same errors as
+    `read_footer`."""
     footer = footer or read_footer(setup.storage, setup.folder.path(name))
     return Part(number=TokenName.parse(name).number, name=name, **footer["part"])

@@ -1,8 +1,8 @@
-"""A source's text: its files, and the record of the files that are tokenised.
+"""The text files of a source, and the record of the files that are tokenised.
 
-The record is one small file for each source: it shows which text is unchanged and need not be read
-again. It may be lost, since the footer of each token file describes the text that the file was made
-from.
+The record is one small file for each source. It shows which text is unchanged and need not be read
+again. Losing it does no harm, since the footer of each token file describes the text that the token
+file was made from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import load_tokenizer
 
 OPTIONS = ("text", "key", "bos", "add_special_tokens", "max_document")
-"""The names of the settings whose values `Setup.options` lists, in the same order."""
+"""The names of the settings in `Setup.options`, in the same order."""
 _LINE_SUFFIXES = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", *CODECS)
 )
@@ -42,26 +42,27 @@ _ALL_SUFFIXES = (*_LINE_SUFFIXES, *PARQUET, *ARROW)
 _RECORD_PREFIX = ".text-"
 _MAX_DOCUMENT = 64 << 20
 _MAX_DOCUMENT_SLOW = 16 << 20
-"""The default of `max_document` without gigatoken: `tokenizers` takes 117 bytes for each byte."""
+"""The default of `max_document` without gigatoken: `tokenizers` takes 117 bytes of memory for each
+byte."""
 
 
 @dataclass(slots=True)
 class TextSource:
-    """A source of text: its files, and its record of those that are tokenised."""
+    """A text source: its files, and its record of the files that are tokenised."""
 
     spec: SourceSpec
     setup: Setup
     root: str
-    """The folder to which names of text files are relative."""
+    """The folder to which the names of the text files are relative."""
     files: list[TextFile]
     unreadable: list[str]
-    """The paths of files that are left out, each with the reason."""
+    """The files that are left out, each as its path and the reason."""
     entries: dict[str, Entry] = field(default_factory=dict)
     """The entries of the record, by the name of the text file."""
 
     @property
     def pending(self) -> list[TextFile]:
-        """The files whose present version is not tokenised."""
+        """The files that are new, or have changed since they were tokenised."""
         return [file for file in self.files if not self._is_done(file)]
 
     def _is_done(self, file: TextFile) -> bool:
@@ -84,7 +85,7 @@ class TextSource:
             self.setup.folder.replace(name, data)
 
     def make_spec(self, notes: Iterable[str] = ()) -> SourceSpec:
-        """Return the source in the form that the index takes: a source of its token files."""
+        """Return the source for the index to read: one whose files are the token files."""
         read = self.spec.read
         counts_documents = read.count_documents or self.spec.kind.documents_known
         unreadable = [entry.unreadable for entry in self.entries.values() if entry.unreadable]
@@ -98,7 +99,8 @@ class TextSource:
         )
 
     def list_doubts(self) -> list[str]:
-        """Return notes for users about files that the patterns match. Raises: see Storage.find."""
+        """Return notes for users about unusual files among those that the patterns match. Raises:
+        see Storage.find."""
         paths = [file.path for file in self.files]
         doubts = list_doubts(self.root, self.spec.patterns, paths, self.setup.storage)
         return [f"source {self.spec.name!r}: {doubt}" for doubt in doubts]
@@ -138,23 +140,23 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class BadKind:
-    """The documents of a source that were skipped because of one kind of fault."""
+    """The documents of a source that were skipped because of one kind of error."""
 
     kind: str
     count: int
     first: tuple[str, ...]
-    """The path, place and reason of each of the first few."""
+    """The path, place and reason of each of the first few documents."""
 
     def __str__(self) -> str:
         return f"{self.count:,} of kind {self.kind!r} (the first: {self.first[0]})"
 
 
 def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
-    """Return the documents of a source that were skipped, by kind of fault.
+    """Return the documents of a source that were skipped, by kind of error.
 
     Args:
         entries: the record of the source.
-        root: the folder to which names of text files are relative.
+        root: the folder to which the names of the text files are relative.
     """
     counts = Counter[str]()
     places = dict[str, list[str]]()
@@ -173,7 +175,7 @@ def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
 
 
 def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
-    """Return a text source's documents that the last build skipped. Raises: ConfigError,
+    """Return the documents of a text source that the last build skipped. Raises: ConfigError,
     CacheError."""
     patterns = config.all_sources[name].path
     entries = _load_record(make_setup(config, name, storage), patterns)
@@ -193,7 +195,7 @@ def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
 def find_tokenised(
     config: Config, specs: Sequence[SourceSpec], storage: Storage
 ) -> list[SourceSpec]:
-    """Replace each text source by the source of its token files, which must exist.
+    """Replace each text source by a source whose files are its token files, which must exist.
 
     Raises: CacheError if some text is not tokenised; the same errors as `find_text`.
     """
@@ -215,8 +217,8 @@ def find_tokenised(
 
 
 def make_setup(config: Config, name: str, storage: Storage) -> Setup:
-    """Return the setup of a text source, with `tokenizers` as the engine until another one is
-    chosen. Raises: ConfigError."""
+    """Return the setup of a text source. Its engine is `tokenizers` until another engine is chosen.
+    Raises: ConfigError."""
     source = config.all_sources[name]
     assert source.text is not None
     assert config.tokenizer is not None
@@ -244,8 +246,11 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
 
 def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], list[str]]:
     """Return the text files of a source, each once, sorted; and the paths of files that cannot be
-    read, each with the reason. Raises: ConfigError if a pattern matches no file, or a file that is
-    not a text file; DataError if a file cannot be read."""
+    read, each with the reason.
+
+    Raises: ConfigError if a pattern matches no file, or a file that is not a text file; DataError
+        if a file cannot be read.
+    """
     paths, unreadable = _match_patterns(spec, storage)
     threads = storage.limits(spec.patterns[0]).max_files
     if threads == 1:  # files of a file system; objects show no permissions before they are read
@@ -280,10 +285,14 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
 
 
 def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict[str, str]]:
-    """Return one path of each real file that a source's patterns match, sorted; and the paths that
-    cannot be read, each with the reason. Raises: ConfigError if a pattern matches nothing."""
+    """Return the files that a source's patterns match, and those that cannot be read.
+
+    Returns: one path of each file, sorted, even if several links lead to the file; and the paths
+        that cannot be read, each with the reason.
+    Raises: ConfigError if a pattern matches nothing.
+    """
     paths = dict[str, str]()
-    """The path of each real file."""
+    """The real path of each file -> the path that was matched first."""
     unreadable = dict[str, str]()
     for pattern in spec.patterns:
         matches = storage.find(pattern)
@@ -300,13 +309,14 @@ def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict
 
 
 def _name_record(setup: Setup, patterns: Sequence[str]) -> str:
-    """Return the name of a source's record, which is unique since sources may share a folder."""
+    """Return the name of a source's record. It is different for each source, since sources may
+    share a folder."""
     key = blake2b(json.dumps([setup.options, *patterns]).encode(), digest_size=8).hexdigest()
     return f"{setup.tokenizer.digest}/{_RECORD_PREFIX}{key}.json"
 
 
 def is_record(name: str) -> bool:
-    """Return whether a file of a token folder is a record."""
+    """Return whether a file of a token folder is a record, given its name."""
     return name.rpartition("/")[2].startswith(_RECORD_PREFIX)
 
 
@@ -315,8 +325,8 @@ def _load_record(setup: Setup, patterns: Sequence[str]) -> dict[str, Entry]:
 
 
 def parse_record(data: bytes | None) -> dict[str, Entry]:
-    """Return the entries of a record, by the name of the text file; none if the record does not
-    exist, or is damaged."""
+    """Return the entries of a record by the names of the text files; an empty dict if the record
+    does not exist, or is damaged."""
     try:
         files = json.loads(data or b"{}").get("files", {})
         return {

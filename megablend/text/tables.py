@@ -29,12 +29,12 @@ ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _ROWS = 256
 """The number of rows that are decoded at a time."""
 _TEXT_TYPES = {"string": "binary", "large_string": "large_binary", "string_view": "binary_view"}
-"""The types of text columns, each with the type of bytes that has the same layout."""
+"""The types of text columns -> the type of bytes with the same layout."""
 _REMEDY = f"{REWRITE_REMEDY}, or set `on_unreadable: skip`"
 
 
 class _MissingColumnError(ConfigError):
-    """A table has no column with the requested name."""
+    """The error for a table that has no column with the requested name."""
 
 
 def is_table(path: str) -> bool:
@@ -43,15 +43,15 @@ def is_table(path: str) -> bool:
 
 
 def open_file(storage: Storage, path: str, size: int) -> Any:
-    """Return a file of a storage as a file object of pyarrow."""
+    """Return a file of a storage as a file object for pyarrow."""
     read = partial(storage.read, path)
     return pa.PythonFile(FileObject(size, read), "r")
 
 
 @contextlib.contextmanager
 def reporting_damage(path: str, remedy: str) -> Iterator[None]:
-    """Raise pyarrow's errors about a file as CorruptFileError, but let errors of the storage and of
-    the system pass."""
+    """Raise pyarrow's errors about a file as CorruptFileError. Errors of the storage and of the
+    operating system are passed on unchanged."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError) as error:
@@ -66,9 +66,9 @@ def reporting_damage(path: str, remedy: str) -> Iterator[None]:
 
 
 class TableFile:
-    """A table of documents, in groups of rows that can be read separately.
+    """A table of documents in a file. Its rows are in groups that can be read separately.
 
-    Raises: CorruptFileError if it cannot be read; ConfigError if it lacks the text column.
+    Raises: CorruptFileError if the file cannot be read; ConfigError if it lacks the text column.
     """
 
     def __init__(self, storage: Storage, path: str, size: int, fields: TextFields) -> None:
@@ -101,8 +101,9 @@ class TableFile:
             self._check_type(schema)
 
     def plan(self, part_bytes: int) -> list[range]:
-        """Divide the groups of rows into parts with at most `part_bytes` of text, or one larger
-        group. An Arrow file, which does not record sizes, is one part."""
+        """Divide the groups of rows into parts with at most `part_bytes` of text; a larger group is
+        a part of its own. An Arrow file does not record sizes, so all its groups are in one
+        part."""
         parts = list[range]()
         first = 0
         part_size = 0
@@ -115,15 +116,17 @@ class TableFile:
         return [*parts, range(first, len(self._group_bytes))]
 
     def count_bytes(self, groups: range) -> int:
-        """Return about how many bytes of text there are in groups; 0 if their sizes are unknown."""
+        """Return the approximate number of bytes of text in some groups; 0 if the sizes are
+        unknown."""
         return sum(self._group_bytes[i] for i in groups)
 
     def row_of(self, groups: range) -> int:
-        """Return the first row of the groups of a part; for Arrow, whose file is one part, 0."""
+        """Return the number of the first row of a part, given its groups. It is 0 for an Arrow
+        file, which has only one part."""
         return sum(self._group_rows[: groups.start])
 
     def read(self, groups: range, digest: blake2b) -> Iterator[Portion]:
-        """Read the documents of groups, and add their texts, lengths and keys to `digest`."""
+        """Read the documents of some groups, and add their texts, lengths and keys to `digest`."""
         row = self.row_of(groups)
         first = row
         results: list[Document | BadDocument] = []
@@ -161,8 +164,8 @@ class TableFile:
             return BadDocument("invalid UTF-8", reason, place)
 
     def _iterate(self, groups: range) -> Iterator[tuple[list[bytes | None], list[Any]]]:
-        """Read the texts and keys of some rows at a time. Texts are bytes, even if invalid
-        UTF-8."""
+        """Yield the texts and the keys of a few rows at a time. Texts are returned as bytes, which
+        may be invalid UTF-8."""
         names = [name for name in (self._fields.text, self._fields.key) if name is not None]
         for batch in self._read_batches(groups, names):
             text_column = _pick(batch, self._text)
@@ -179,7 +182,7 @@ class TableFile:
                 yield texts, _list_keys(key_column.slice(first, _ROWS))
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
-        """Return the record batches of groups; for Parquet, only the columns of these names."""
+        """Return the record batches of some groups; for Parquet, only with the columns `names`."""
         if self.path.lower().endswith(PARQUET):
             return iter(self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names))
         if self._num_batches is None:
@@ -187,9 +190,11 @@ class TableFile:
         return map(self._file.get_batch, groups)
 
     def _find_column(self, schema: Any, dotted: str) -> list[str]:
-        """Return the names of the structs around a column, the outermost first, and its own name. A
-        column whose own name contains the dots takes precedence. Raises: ConfigError if there is no
-        such column, or several."""
+        """Return the path of a column: the names of the structs around it, the outermost first, and
+        its own name. A column whose own name contains the dots takes precedence.
+
+        Raises: ConfigError if there is no such column, or several.
+        """
         names = [dotted] if dotted in schema.names else dotted.split(".")
         present = schema.names
         for i, name in enumerate(names):
@@ -209,7 +214,7 @@ class TableFile:
         return names
 
     def _check_type(self, schema: Any) -> None:
-        """Check the text column. Raises: ConfigError if it does not hold strings."""
+        """Check that the text column holds strings. Raises: ConfigError."""
         found = _type_of(schema, self._text)
         value = found.value_type if pa.types.is_dictionary(found) else found
         if str(value) not in _TEXT_TYPES:
@@ -223,7 +228,7 @@ class TableFile:
 
 
 def _count_text_bytes(group: Any, text: str) -> int:
-    """Return the uncompressed size of the text column in a row group of Parquet."""
+    """Return the uncompressed size of the text column in a row group of a Parquet file."""
     columns = [group.column(i) for i in range(group.num_columns)]
     return sum(
         column.total_uncompressed_size for column in columns if column.path_in_schema == text
@@ -231,7 +236,8 @@ def _count_text_bytes(group: Any, text: str) -> int:
 
 
 def _open_arrow(source: Any) -> tuple[Any, int | None]:
-    """Return a reader of an Arrow file and its number of batches, or one of a stream and None."""
+    """Open an Arrow file or stream. Returns: the reader, and the number of record batches; None for
+    the number if it is a stream."""
     magic = source.read(6)
     source.seek(0)
     if magic == b"ARROW1":
@@ -249,9 +255,11 @@ def _type_of(schema: Any, names: Sequence[str]) -> Any:
 
 
 def _pick(batch: Any, names: Sequence[str]) -> Any:
-    """Return a column of a record batch, given the names from `TableFile._find_column`. Raises:
-    ArrowInvalid if its offsets or its dictionary's indices point outside their data: reading such a
-    column may crash the process."""
+    """Return a column of a record batch, given the names from `TableFile._find_column`.
+
+    Raises: ArrowInvalid if offsets, or the indices of a dictionary, point outside their data:
+        reading such a column may crash the process.
+    """
     batch.validate()
     outer, *inner = names
     column = batch.column(outer)
@@ -268,8 +276,12 @@ def _pick(batch: Any, names: Sequence[str]) -> Any:
 
 
 def _list_keys(column: Any) -> list[Any]:
-    """Return the values of keys. Values that only pandas has (nanoseconds) or that Python does not
-    have (years beyond 9999) are returned as Arrow writes them; text that is not UTF-8, as bytes."""
+    """Return the keys in a column as Python values.
+
+    Values that only pandas supports (nanoseconds) or that Python does not support (years beyond
+    9999) are returned as strings, as Arrow writes them. Text that is not UTF-8 is returned as
+    bytes.
+    """
     type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if getattr(type_, "unit", None) == "ns":
         column = column.cast(pa.string())
@@ -280,7 +292,7 @@ def _list_keys(column: Any) -> list[Any]:
 
 
 def _read_key(value: Any) -> Any:
-    """Return one value for `_list_keys`."""
+    """Return one key as a Python value; see `_list_keys`."""
     try:
         return value.as_py()
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
 """Tasks: the parts of text files that processes tokenise.
 
-How a text file is divided depends on that file alone, not on the processes or on other files.
+The division of a text file into tasks depends on that file alone, not on the processes or on other
+files.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from megablend.text.tables import TableFile, is_table
 from megablend.text.text_file import TextFile
 
 PART_BYTES = 256 << 20
-"""The size of a part in bytes of uncompressed text. Token files depend on it."""
+"""The size of a part in bytes of uncompressed text. The bytes of token files depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The work that one process does at a time. It can be pickled."""
+    """The unit of work that is given to a process: one part of a text file, or all parts of a
+    compressed file. It can be pickled."""
 
     file: TextFile
     part: int | None
@@ -27,20 +29,21 @@ class Task:
     groups: range = range(0)
     """The row groups of the part, if the file is a table."""
     cost: int
-    """The approximate number of bytes of text."""
+    """The approximate number of bytes of text to tokenise."""
     source: int = 0
     """The number of the source."""
     done: tuple[Part, ...] = ()
-    """The parts whose token files were made from this version of the text."""
+    """The parts whose token files were already made from this version of the text."""
     twins: tuple[str, ...] = ()
-    """The names of token files that may have been made from the same lines. If there are any, the
-    text is hashed before it is tokenised."""
+    """The names of token files that may have been made from the same lines. If there are such
+    files, the text is hashed before it is tokenised."""
 
 
 def plan_tasks(
     file: TextFile, storage: Storage, fields: TextFields, part_bytes: int = PART_BYTES
 ) -> list[Task]:
-    """Return the tasks of a file. Only tables are opened. Raises: the same errors as TableFile."""
+    """Divide a text file into tasks. Only tables are opened. Raises: the same errors as
+    TableFile."""
     if is_table(file.path):
         table = TableFile(storage, file.path, file.size, fields)
         plans = table.plan(part_bytes)

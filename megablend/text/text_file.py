@@ -1,4 +1,4 @@
-"""A text file as it was found, and its uncompressed bytes."""
+"""A text file as it was found, and the bytes of its uncompressed text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PORTION_BYTES = 4 << 20
 Piece = bytes | memoryview
 """Consecutive bytes of a file, as they arrive."""
 _COMPRESSION = 4
-"""A usual compression ratio of text; only the costs of tasks and estimates depend on it."""
+"""A typical compression ratio of text. Only estimates, and the costs of tasks, depend on it."""
 _MEASURED_BYTES = 16 << 20
 """The number of bytes of text from which the compression ratio is measured."""
 _ZSTD_REMEDIES = {
@@ -28,10 +28,10 @@ _ZSTD_REMEDIES = {
 
 
 class TextFile(NamedTuple):
-    """A text file as it was found."""
+    """The name, path, size and version of a text file, at the time when it was listed."""
 
     name: str
-    """Its path relative to the source's root."""
+    """The path of the file relative to the source's root."""
     path: str
     size: int
     etag: str
@@ -46,19 +46,26 @@ class TextFile(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The approximate number of bytes of its text."""
+        """The approximate number of bytes of uncompressed text."""
         return self.size * (_COMPRESSION if self.codec else 1)
 
 
 def open_text(file: TextFile, storage: Storage, start: int = 0) -> Iterator[Piece]:
-    """Read the uncompressed bytes of a file, from `start` on if it is not compressed. Raises:
-    CorruptFileError if it is a compressed file that is truncated or damaged."""
+    """Read the uncompressed bytes of a file, piece by piece.
+
+    Args:
+        start: the offset of the first byte, if the file is not compressed; a compressed file is
+            read from its beginning.
+
+    Raises: CorruptFileError if a compressed file is truncated or damaged.
+    """
     stored = _open_stored(file, storage, start)
     return stored if file.codec is None else _decompress(_Pieces(stored), file)
 
 
 def count_line_ends(file: TextFile, storage: Storage, start: int, stop: int) -> int:
-    """Return the number of lines that end at bytes [start, stop) of a file's uncompressed text."""
+    """Return the number of lines of a file's uncompressed text that end within the bytes [start,
+    stop)."""
     position = 0 if file.codec is not None else start
     ends = 0
     for piece in open_text(file, storage, position):
@@ -71,8 +78,9 @@ def count_line_ends(file: TextFile, storage: Storage, start: int, stop: int) -> 
 
 
 def measure_compression(file: TextFile, storage: Storage) -> tuple[int, int]:
-    """Decompress the beginning of a compressed file. Returns: the size of that beginning in the
-    file, and in the text. Raises: the same errors as `open_text`."""
+    """Decompress the beginning of a compressed file, to measure its compression. Returns: the
+    number of compressed bytes, and the number of bytes of text in them. Raises: the same errors as
+    `open_text`."""
     stored = _Pieces(_open_stored(file, storage, 0))
     num_bytes = 0
     for data in _decompress(stored, file):

@@ -1,4 +1,5 @@
-"""Token files: Parquet files with the tokens of a part's documents, and their places."""
+"""Token files: Parquet files with the tokens of a part's documents, and the place of each document
+in the text."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from megablend.text.engine import Tokens
 from megablend.text.tables import open_file, reporting_damage
 
 LAYOUT = 1
-"""The version of the columns, and of the names of files (`Setup.name_part`)."""
+"""The version of the columns of token files, and of their names (`Setup.name_part`)."""
 FOOTER = b"megablend.text"
-"""The key of a token file's own metadata in the Parquet footer."""
+"""The key of megablend's own metadata in the Parquet footer of a token file."""
 _REMEDY = "remove it and build again"
 _PAGE_BYTES = 64 << 10
 _ENCODINGS = {
@@ -30,8 +31,8 @@ _ENCODINGS = {
 
 
 class TokenFileWriter:
-    """Writes a token file, with a row group for each portion of documents. A file that was not
-    finished by `close`, because of an error, lacks its own footer."""
+    """A writer of a token file, with a row group for each portion of documents. If an error occurs
+    before `close`, the file lacks megablend's own footer."""
 
     def __init__(self, path: Path, *, has_keys: bool) -> None:
         import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
@@ -69,11 +70,11 @@ class TokenFileWriter:
         self.write_table(pa.table(columns, schema=self._schema))
 
     def write_table(self, table: Any) -> None:
-        """Write rows as a row group."""
+        """Write the rows of a pyarrow table as a row group."""
         self._writer.write_table(table, table.num_rows or 1)  # pyarrow refuses groups of 0 rows
 
     def close(self, footer: Mapping[str, Any]) -> None:
-        """Finish the file by writing its own footer."""
+        """Finish the file by writing megablend's own footer."""
         self._writer.add_key_value_metadata({FOOTER: json.dumps(footer, sort_keys=True)})
         self._writer.close()
 
@@ -94,14 +95,16 @@ def open_token_file(storage: Storage, path: str) -> Any:
 
 
 def read_columns(storage: Storage, path: str, names: Sequence[str]) -> Any:
-    """Read those of these columns that a token file has. Raises: see `open_token_file`."""
+    """Read columns of a token file. Names that the file does not have are ignored. Raises: see
+    `open_token_file`."""
     file = open_token_file(storage, path)
     with reporting_damage(path, _REMEDY):
         return file.read(columns=names)
 
 
 def read_footer(storage: Storage, path: str) -> dict[str, Any]:
-    """Return a token file's own footer (`work._make_footer`). Raises: see `open_token_file`."""
+    """Return megablend's own footer of a token file, as `work._make_footer` made it. Raises: see
+    `open_token_file`."""
     metadata = open_token_file(storage, path).metadata.metadata or {}
     try:
         footer = json.loads(metadata.get(FOOTER, b""))
@@ -113,7 +116,7 @@ def read_footer(storage: Storage, path: str) -> dict[str, Any]:
 
 
 def copy_token_file(storage: Storage, path: str, to: Path, made_from: Mapping[str, Any]) -> None:
-    """Write a copy of a token file, for the same lines in another text file.
+    """Write a copy of a token file, for another text file with the same lines.
 
     Args:
         made_from: the items of the footer that describe the other text file.

@@ -1,5 +1,5 @@
 """The place where token files are stored: a folder that all ranks share, or a prefix of an object
-store. A token file that has its final name is complete, and is never written again."""
+store. A token file under its final name is complete, and is never written again."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from megablend.system.atomic_write import (
 )
 
 _LEFTOVER_SECONDS = 3600
-"""The age in seconds from which on a temporary file is assumed to belong to a killed process:
-writing a part takes seconds."""
+"""The age in seconds at which a temporary file is assumed to belong to a killed process, since
+writing a part takes only seconds."""
 _WHAT = "tokens"
-"""The name of these files in errors of the file system."""
+"""What is written, for messages about errors of the file system."""
 
 
 class TokenFolder:
-    """A folder or a URL below which files are stored by name. It can be pickled."""
+    """A folder, or a prefix of an object store, that stores files by name. It can be pickled."""
 
     def __init__(self, location: str, options: ObjectOptions) -> None:
         self.location = location
@@ -44,11 +44,11 @@ class TokenFolder:
         return TokenFolder, (self.location, self._options)
 
     def path(self, name: str) -> str:
-        """Return the location of a file."""
+        """Return the location of a file, given its name."""
         return join(self.location, name)
 
     def list_files(self, folder: str = "") -> dict[str, ObjectEntry]:
-        """Return the complete files below a folder by name, sorted. Raises: CacheError."""
+        """Return the complete files below a folder, by name, sorted. Raises: CacheError."""
         if self._prefix is not None:
             return {entry.key: entry for entry in self._prefix.list_objects(folder)}
         entries = dict[str, ObjectEntry]()
@@ -62,8 +62,8 @@ class TokenFolder:
         return dict(sorted(entries.items()))
 
     def remove_leftovers(self, folder: str) -> None:
-        """Remove the unfinished files of killed processes below a folder; an object store has
-        none."""
+        """Remove the unfinished files of killed processes below a folder. An object store has no
+        such files."""
         if self._prefix is not None:
             return
         oldest = time.time() - _LEFTOVER_SECONDS
@@ -74,8 +74,9 @@ class TokenFolder:
 
     @contextmanager
     def writing(self, folder: str) -> Iterator[Path]:
-        """Provide a local path for writing a file whose name depends on its contents; `commit` then
-        stores it. The path is removed at the end. Raises: CacheError if the system refuses."""
+        """Provide a temporary local path for a file whose final name depends on its contents. After
+        writing the file, call `commit` to store it. The path is removed at the end. Raises:
+        CacheError if the file cannot be written."""
         parent = Path(tempfile.gettempdir()) if self._prefix else Path(self.location, folder)
         path = temp_sibling(parent / "part")
         with translate_os_errors(path, _WHAT):
@@ -86,7 +87,8 @@ class TokenFolder:
                 path.unlink(missing_ok=True)
 
     def commit(self, written: Path, name: str) -> None:
-        """Store a written file under its final name, unless that name exists already."""
+        """Store a written file under its final name, unless there is a file with that name
+        already."""
         if self._prefix is not None:
             data = written.read_bytes()
             # Requests of several ranks may collide, and none be carried out
@@ -115,7 +117,7 @@ class TokenFolder:
         return None
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a small file; an existing file is replaced."""
+        """Write a small file, replacing an existing file with the same name."""
         if self._prefix is not None:
             self._prefix.write(name, data)
             return

@@ -1,4 +1,4 @@
-"""Names of token files: TOKENIZER/TEXT/NUMBER-DIGEST.parquet, below the folder of tokens."""
+"""Names of token files: TOKENIZER/TEXT/NUMBER-DIGEST.parquet, relative to the folder of tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ _PATH = re.compile(r".*/[0-9a-f]{16}/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parquet")
 
 
 class TokenName(NamedTuple):
-    """The name of a token file."""
+    """The name of a token file, as its parts."""
 
     tokenizer: str
     """The digest of the tokenizer."""
     text: str
-    """The name of the text file, with folders. Text files of several sources may share a name."""
+    """The name of the text file, including folders. Text files of several sources may have the same
+    name."""
     number: int
     """The number of the part."""
     digest: str
-    """The digest of everything that the tokens depend on, including the lines. Text files that
-    share a part have this digest in common."""
+    """The digest of everything that the tokens depend on, including the lines. It is the same for
+    equal parts of different text files."""
 
     @classmethod
     def parse(cls, name: str) -> TokenName:
@@ -35,7 +36,8 @@ class TokenName(NamedTuple):
 
 
 class TokenPath(NamedTuple):
-    """The path of a token file, with the fields that it contains."""
+    """The path of a token file, with the name of the text file and the part's number that the path
+    contains."""
 
     path: str
     text: str
@@ -45,7 +47,8 @@ class TokenPath(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder of the token files of all text files with this name."""
+        """The folder of this token file. It has the token files of all text files with this
+        name."""
         return self.path.rpartition("/")[0]
 
 
@@ -55,13 +58,15 @@ def read_tokenizer_digest(name: str) -> str:
 
 
 def parse_path(path: str) -> TokenPath | None:
-    """Parse the path of a token file in any folder of tokens; return None for any other file."""
+    """Parse the path of a token file in any folder of tokens. Returns: None if it is the path of
+    another file."""
     match = _PATH.fullmatch(path)
     return None if match is None else TokenPath(path, match[1], int(match[2]))
 
 
 def group_by_folder(paths: Iterable[str]) -> dict[str, list[TokenPath]]:
-    """Return the token files among some files, grouped by folder, in the order of their parts."""
+    """Return the token files among some files, grouped by folder. In each folder, they are in the
+    order of their parts."""
     groups = dict[str, list[TokenPath]]()
     for path in paths:
         token_path = parse_path(path)

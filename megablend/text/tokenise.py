@@ -1,10 +1,11 @@
-"""Tokenising the text sources of a config.
+"""Tokenise the text sources of a config.
 
     rank 0      finds the text, loads records, plans the tasks        -> all ranks
-    each rank   does its share of the tasks in its worker processes
+    each rank   runs its share of the tasks in its worker processes
     rank 0      gathers results, writes the record of each source     -> all ranks
 
-A token file that has its final name is complete: a killed build continues from those that exist.
+A token file under its final name is complete: after a build was killed, the next build continues
+from the token files that exist.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from megablend.text.token_names import TokenName, read_tokenizer_digest
 from megablend.text.tokenizer import TokenizerFile
 
 _ESTIMATED_BYTES = 256 << 20
-"""The size of text from which on tokenising is estimated first, which takes some seconds."""
+"""The minimum size of the text for which the costs are estimated first, which takes a few
+seconds."""
 _POST_SECONDS = 0.5
 
 
@@ -55,15 +57,17 @@ def tokenise(
     processes: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[SourceSpec]:
-    """Tokenise the text of a config that is not tokenised yet. Called by all ranks.
+    """Tokenise all text of a config that is not tokenised yet. Called by all ranks.
 
     Args:
         specs: all sources of the config.
         known: for each source, the names of the files in the token folder that the run reads.
-        processes: the number of processes of each rank; by default, the cores that it may use.
+        processes: the number of processes of each rank; by default, the number of cores that the
+            rank may use.
         progress: called on rank 0 from time to time.
 
-    Returns: the sources, with each text source replaced by the source of its token files.
+    Returns: the sources, with each text source replaced by a source whose files are its token
+        files.
     Raises: ConfigError, DataError, CacheError.
     """
     configured = config.all_sources
@@ -83,7 +87,7 @@ def tokenise(
     if launch.bcast(any(source.pending for source in sources)):
         total = sum(file.cost for source in sources for file in source.files)
         setups, total = launch.bcast(([source.setup for source in sources], total))
-        # All have the same folder and tokenizer
+        # All sources have the same token folder and tokenizer
         engine, note = choose_engine(setups[0].tokenizer, setups[0].folder, total, launch)
         setups = [replace(setup, engine=engine) for setup in setups]
         _tokenise_pending(sources, setups, existing, launch, processes, progress)
@@ -98,7 +102,8 @@ def tokenise(
 
 
 def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
-    """Check, once the index is written, that none of its token files was removed before.
+    """Check that no token file was removed while the index was being built. Called after the index
+    is written.
 
     Args:
         specs: the sources that `tokenise` returned.
@@ -117,7 +122,8 @@ def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
 
 
 def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
-    """Return the names of existing token files, and drop entries whose token files were removed."""
+    """Return the names of existing token files, and remove the entries of text files whose token
+    files no longer exist."""
     setup = sources[0].setup
     existing = setup.folder.list_files(setup.tokenizer.digest).keys()
     for source in sources:
@@ -130,7 +136,11 @@ def _list_existing(sources: Sequence[TextSource]) -> Collection[str]:
 
 
 def _check_same_tokenizer(tokenizer: TokenizerFile, known: Sequence[str]) -> None:
-    """Check the tokenizer of the run. Raises: ConfigError if the run has read tokens of another."""
+    """Check that the run has read only tokens of this tokenizer. Raises: ConfigError.
+
+    Args:
+        known: the names of the token files that the run reads.
+    """
     for name in known:
         digest = read_tokenizer_digest(name)
         if digest != tokenizer.digest:
@@ -141,7 +151,8 @@ def _check_same_tokenizer(tokenizer: TokenizerFile, known: Sequence[str]) -> Non
 
 
 def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
-    """Check the text that the run has read. Raises: ChangedFileError if it has changed or grown."""
+    """Check that the text that the run has read has not changed or grown. Raises:
+    ChangedFileError."""
     made = {part.name for part in source.parts}
     paths = {file.name: file.path for file in source.files}
     for name in known:
@@ -156,10 +167,11 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
 
 
 def _check_same_options(source: TextSource, name: str) -> None:
-    """Check that the run's token files were made with the present settings. Raises: ConfigError."""
+    """Check that a token file of the run was made with the present settings. Raises:
+    ConfigError."""
     setup = source.setup
     made_with = setup.options
-    with contextlib.suppress(DataError):  # nothing is known of a file that is gone or damaged
+    with contextlib.suppress(DataError):  # the settings of a removed or damaged file are unknown
         made_with = read_footer(setup.storage, setup.folder.path(name))["options"]
     pairs = zip(OPTIONS, json.loads(made_with), json.loads(setup.options), strict=True)
     for key, before, now in pairs:
@@ -197,13 +209,14 @@ def _tokenise_pending(
 
 
 def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task]:
-    """Return the tasks of all pending files, with the existing token files that they may use. This
-    reads only records and footers, but no text."""
+    """Return the tasks of all pending files, with the existing token files that they may use. Only
+    records, footers and tables are read, but no lines of text."""
     setup = sources[0].setup
     folder = setup.folder
     folder.remove_leftovers(setup.tokenizer.digest)
     by_size = dict[int, list[str]]()
-    """The token files for each size of a text file: copies of a text have the same size."""
+    """The size of a text file -> the token files of text files with this size, since copies of a
+    text have the same size."""
     by_folder = dict[str, list[str]]()
     for name in existing:
         if name.endswith(".parquet"):
@@ -233,7 +246,8 @@ def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task
 
 
 def _find_done(setup: Setup, file: TextFile, names: Sequence[str]) -> list[Part]:
-    """Return the parts that were made from this version of a text file, as their footers say."""
+    """Return the parts whose token files were made from this version of a text file, according to
+    their footers."""
     parts = dict[int, Part]()
     for name in names:
         footer = read_footer(setup.storage, setup.folder.path(name))
@@ -247,7 +261,7 @@ def _find_done(setup: Setup, file: TextFile, names: Sequence[str]) -> list[Part]
 def _save_records(
     sources: Sequence[TextSource], tasks: Sequence[Task], results: Sequence[Entry]
 ) -> None:
-    """Combine the results of each text file, and save the record of each source."""
+    """Combine the results for each text file, and save the record of each source."""
     results_of_file = dict[tuple[int, str], list[Entry]]()
     for task, entry in zip(tasks, results, strict=True):
         results_of_file.setdefault((task.source, task.file.name), []).append(entry)
@@ -287,8 +301,8 @@ def _report_estimate(
 
 
 def _count_processes(launch: Communicator) -> int:
-    """Return the number of processes of each rank: its share of the cores that the ranks of its
-    node may use. Called by all ranks."""
+    """Return the number of worker processes for each rank: its share of the cores that the ranks on
+    its node may use. Called by all ranks."""
     node = socket.gethostname()
     nodes = launch.allgather((node, frozenset(os.sched_getaffinity(0))))
     ranks = [cores for other, cores in nodes if other == node]
@@ -296,7 +310,7 @@ def _count_processes(launch: Communicator) -> int:
 
 
 class _Tally:
-    """Adds up the bytes, documents and tokens that all ranks have processed: int64 [3]. Each rank
+    """The number of bytes, documents and tokens that all ranks have processed so far. Each rank
     posts its own numbers to rank 0, which reports the sums."""
 
     def __init__(
@@ -315,7 +329,8 @@ class _Tally:
         self._posted_at = self._start
 
     def add(self, *counts: int) -> None:
-        """Add numbers of this rank, and post them unless the last post was very recent."""
+        """Add numbers of bytes, documents and tokens of this rank, and post them unless the last
+        post was very recent."""
         self._unposted += counts
         if time.monotonic() > self._posted_at + _POST_SECONDS:
             self.post()

@@ -1,5 +1,5 @@
-"""A tokenizer: its definition, a digest of everything in it that determines tokens, and whether
-gigatoken is known to support its kind."""
+"""A tokenizer file: its definition, the digest of everything in it that changes tokens, and whether
+gigatoken is known to support this kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from megablend.errors import ConfigError
 _NOT_TOKENS = ("truncation", "padding", "decoder", "version")
 """The keys of a tokenizer.json that cannot change the tokens of a whole text."""
 _SPLITS = {1, 3}
-"""The possible numbers of regular expressions that split text before a byte-level model; DeepSeek's
+"""The possible numbers of regular expressions that split text before a byte-level model. DeepSeek's
 tokenizers have three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
-    """The contents of a tokenizer.json, without truncation and padding."""
+    """The contents of a tokenizer.json, with truncation and padding switched off."""
 
     path: str
     definition: str
     """The contents of the file, as JSON."""
     digest: str
     is_listed: bool
-    """Whether gigatoken is known to read this kind of tokenizer correctly. It also loads kinds for
-    which it gives wrong tokens without an error."""
+    """Whether gigatoken is known to read this kind of tokenizer correctly. gigatoken also loads
+    other kinds, and gives wrong tokens for some of them without an error."""
     has_normalizer: bool
     """Whether text is normalised to NFC before it is split."""
 
 
 def load_tokenizer(setting: str) -> TokenizerFile:
-    """Load the tokenizer that a config names. Raises: ConfigError."""
+    """Load the tokenizer that the setting `tokenizer` of a config names. Raises: ConfigError."""
     path = find_tokenizer(setting)
     state = path.stat()
     return _load(path, (state.st_mtime_ns, state.st_size, state.st_ino))
@@ -45,7 +45,11 @@ def load_tokenizer(setting: str) -> TokenizerFile:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
-    """Load a tokenizer.json. A changed file has another `version`, so it is loaded again."""
+    """Load a tokenizer.json.
+
+    Args:
+        version: values that differ if the file has changed, so that it is loaded again.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         deciding = {key: value for key, value in data.items() if key not in _NOT_TOKENS}
@@ -66,8 +70,8 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
 
 
 def _explain_remedy(path: Path) -> str:
-    """Return how to get a tokenizer.json. A `.model` may be one under another name, but is usually
-    a SentencePiece or tiktoken model."""
+    """Return an explanation of how to get a tokenizer.json. A `.model` may be a renamed
+    tokenizer.json, but is usually a SentencePiece or tiktoken model."""
     if path.suffix != ".model":
         return "write one with `tokenizer.save`"
     return (
@@ -77,9 +81,12 @@ def _explain_remedy(path: Path) -> str:
 
 
 def is_listed(data: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is of a kind that gigatoken is known to read as `tokenizers`
-    does: byte-level BPE split by regular expressions or by ByteLevel itself, or BPE with byte
-    fallback after Metaspace or its equivalents."""
+    """Return whether a tokenizer.json is of a kind for which gigatoken is known to give the same
+    tokens as `tokenizers`.
+
+    These kinds are byte-level BPE split by regular expressions or by ByteLevel itself, and BPE with
+    byte fallback after Metaspace or its equivalents.
+    """
     model = data["model"]
     added = data.get("added_tokens") or ()
     variants = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
@@ -100,13 +107,15 @@ def is_listed(data: Mapping[str, Any]) -> bool:
 
 
 def _find_normalizer(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the normalizer; None also for an empty sequence, as DeepSeek's tokenizers have."""
+    """Return the normalizer; None if there is none, or only an empty sequence, as in DeepSeek's
+    tokenizers."""
     normalizer: Mapping[str, Any] | None = data.get("normalizer")
     return None if normalizer == {"type": "Sequence", "normalizers": []} else normalizer
 
 
 def _is_byte_level(pre: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer splits text by expressions and maps bytes to characters."""
+    """Return whether a pre-tokenizer splits text by regular expressions and maps bytes to
+    characters."""
     if pre.get("type") == "ByteLevel":
         return pre.get("use_regex", True) is True
     if pre.get("type") != "Sequence":
@@ -121,16 +130,18 @@ def _is_byte_level(pre: Mapping[str, Any]) -> bool:
 
 
 def _is_split(step: Mapping[str, Any]) -> bool:
-    """Return whether a step keeps each match of its expression as a word. Copies of OpenAI's
-    tokenizers remove the text between matches, but their expressions leave no such text."""
+    """Return whether a step of a pre-tokenizer keeps each match of its regular expression as a
+    word. Copies of OpenAI's tokenizers remove the text between matches, but their expressions leave
+    no such text."""
     is_regex = step.get("type") == "Split" and "Regex" in (step.get("pattern") or {})
     behaviour = step.get("behavior"), bool(step.get("invert"))
     return is_regex and behaviour in (("Isolated", False), ("Removed", True))
 
 
 def _is_metaspace(data: Mapping[str, Any]) -> bool:
-    """Return whether blanks become ▁. In tokenizers like Llama 2's, the normalizer replaces them;
-    Gemma's also split text at blanks; newer files have the pre-tokenizer Metaspace instead."""
+    """Return whether a tokenizer replaces blanks by ▁. In tokenizers like Llama 2's, the normalizer
+    does this. Gemma's tokenizers also split text at blanks. Newer files have the pre-tokenizer
+    Metaspace instead."""
     pre = data.get("pre_tokenizer")
     normalizer = data.get("normalizer")
     steps = (normalizer or {}).get("normalizers") or ([normalizer] if normalizer else [])

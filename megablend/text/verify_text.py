@@ -1,4 +1,4 @@
-"""Verifies token files: tokenises documents again and compares the tokens."""
+"""Verify token files: tokenise documents again and compare the tokens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from megablend.text.text_file import TextFile
 from megablend.text.token_file import read_columns
 
 _MAX_PARTS = 16
-"""The maximum number of parts of each source from which documents are chosen. For each document,
+"""The maximum number of parts of each source from which documents are chosen. To reach a document,
 its part has to be read from the beginning."""
 
 
 def verify_text(
     config: Config, specs: Sequence[SourceSpec], storage: Storage, number: int
 ) -> Iterator[str]:
-    """Tokenise some documents of each text source again, with `tokenizers`, and compare the tokens.
+    """Tokenise a few documents of each text source again, with `tokenizers`, and compare the
+    tokens.
 
     Args:
         specs: all sources of the config.
         number: the maximum number of documents of each source.
 
-    Yields: a line for each problem.
+    Yields: a line of text for each problem.
     Raises: ConfigError, DataError.
     """
     configured = config.all_sources
@@ -59,7 +60,7 @@ def verify_text(
 
 
 def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) -> Iterator[str]:
-    """Verify rows of a token file. Yields: a line for each problem."""
+    """Verify some rows of a token file. Yields: a line of text for each problem."""
     path = setup.folder.path(part.name)
     table = read_columns(setup.storage, path, ["tokens", "offset"])
     tokens = table.column("tokens").combine_chunks()

@@ -1,5 +1,4 @@
-"""The work of one process: reading parts, tokenising them, checking gigatoken, writing token
-files."""
+"""The work of one process: read parts, tokenise them, check gigatoken, and write token files."""
 
 from __future__ import annotations
 
@@ -43,15 +42,16 @@ MAX_CHECKED = 1 << 20
 """The maximum number of characters of a document, from its beginning, that both engines tokenise:
 `tokenizers` takes 117 bytes of memory for each byte."""
 _NAMED_FIELDS = ("number", "name")
-"""The fields of a part that its footer omits, since the name of the token file has them."""
+"""The fields of a part that are not in the footer of its token file, since they are in the name."""
 
 
 Report = Callable[[int, int, int], None]
-"""Called with the bytes, documents and tokens that were processed since the last call."""
+"""A function that is called with the number of bytes, documents and tokens that were processed
+since the last call."""
 
 
 class Worker:
-    """Does tasks of one source, one after the other."""
+    """A worker that runs the tasks of one source, one after the other."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -64,12 +64,12 @@ class Worker:
         self._special: Ids = np.array(sorted(ids), np.int32)
 
     def do(self, task: Task, report: Report) -> Entry:
-        """Write the missing token files of a task's parts.
+        """Run a task: write the token files of its parts that do not exist yet.
 
         Args:
             report: called after each portion.
 
-        Returns: the task's parts.
+        Returns: the entry of the text file, with the task's parts.
         Raises: DataError, CacheError, ConfigError.
         """
         file = task.file
@@ -91,8 +91,8 @@ class Worker:
         return Entry(size=file.size, etag=file.etag, parts=made)
 
     def _check_unchanged(self, file: TextFile) -> None:
-        """Check that the text has not changed since it was listed, perhaps by another rank. Raises:
-        ChangedFileError, MissingFileError."""
+        """Check that the text has not changed since it was listed, which another rank may have
+        done. Raises: ChangedFileError, MissingFileError."""
         if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
             raise ChangedFileError(
                 file.path, f"changed while it was being tokenised, {NOT_ONE_FILE}"
@@ -107,8 +107,8 @@ class Worker:
                 report(portion.num_bytes, 0, 0)
 
     def _find_twins(self, task: Task) -> dict[int, Part]:
-        """Return the parts whose token files exist already: either under this text file's name, or
-        under another name, from which they are copied. The text is hashed, but not tokenised."""
+        """Return the parts that other token files already contain. A token file of another text
+        file is copied under the name for this text file. The text is hashed, but not tokenised."""
         setup = self._setup
         twins = {TokenName.parse(name).digest: name for name in task.twins}
         parts = dict[int, Part]()
@@ -122,7 +122,7 @@ class Worker:
 
     def _copy(self, task: Task, twin: str, name: str) -> bool:
         """Write the token file `name` as a copy of `twin`, which was made from the same lines of
-        another text. Returns: False if `twin` is damaged, or was removed in the meantime."""
+        another text file. Returns: False if `twin` is damaged, or was removed in the meantime."""
         folder = self._setup.folder
         made_from = {"text": task.file.path, "etag": task.file.etag}
         with (
@@ -156,8 +156,8 @@ class Worker:
     ) -> str:
         """Write a token file, and fill the fields of `made`.
 
-        Returns: a note on where gigatoken differs from `tokenizers`, in which case the file is
-            unfinished; "" if it does not.
+        Returns: a note on the first document for which gigatoken and `tokenizers` give different
+            tokens, in which case the file is unfinished; "" if there is no difference.
         """
         setup = self._setup
         with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:
@@ -193,8 +193,9 @@ class Worker:
         return ""
 
     def _find_difference(self, task: Task, portion: Portion, tokens: Tokens, num: int) -> str:
-        """Compare gigatoken's tokens with those of `tokenizers` for at least `num` documents; long
-        documents are cut. Returns: a note on the first difference; "" if there is none."""
+        """Compare gigatoken's tokens with those of `tokenizers` for at least `num` documents. Of
+        long documents, only the beginning is compared. Returns: a note on the first difference; ""
+        if there is none."""
         texts = portion.texts
         seed = int.from_bytes(task.file.name.encode()[-8:], "little") + int(portion.offsets[0])
         chosen = choose_checked(texts, seed, num)
@@ -244,7 +245,8 @@ def _make_footer(
 
 
 def explain_bad(setup: Setup, task: Task, bad: BadDocument) -> DataError:
-    """Return the error for a document that cannot be read, with file, place, reason and remedy."""
+    """Return the error for a document that cannot be read, with the file, place, reason and
+    remedy."""
     file = task.file
     if is_table(file.path):
         return DataError(file.path, f"row {bad.place.offset:,}: {bad.reason}; {REMEDY}")
