@@ -1,5 +1,5 @@
-"""`make_storage` creates the storage of a config,
-which finds and reads each location through the storage of its scheme."""
+"""`make_storage` creates the storage of a config, which accesses each location through the storage
+for the location's scheme."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from megablend.storage.wrapper import RoutingStorage
 def make_storage(
     *, direct: bool = False, max_open_files: int | None = None, objects: ObjectOptions | None = None
 ) -> Storage:
-    """Create the storage of a config, for locations of any scheme; the storage of a scheme is
-    created on first use.
+    """Create the storage of a config, for locations of any scheme.
 
     Called once by each command or public function; everything else receives the result.
 
     Args:
         direct: whether to read blocks without the system's page cache.
-        max_open_files: descriptors of local files that the process keeps open; None for no change.
-        objects: how object stores and web servers are accessed; None for the environment's
+        max_open_files: the number of descriptors of local files that the process keeps open; None
+            for no change.
+        objects: the settings for object stores and web servers; None for the environment's
             settings.
     """
     objects = ObjectOptions() if objects is None else objects
@@ -38,8 +38,8 @@ def make_storage(
 
 
 class StorageByScheme(RoutingStorage):
-    """Combines the storages of several schemes, each of which is created on first use. Only the
-    options are pickled.
+    """A storage that passes each call on to the storage for the location's scheme, which is created
+    on first use. Only the options are pickled.
 
     Raises, from any call: ConfigError for a location with a scheme that has no storage.
     """

@@ -24,11 +24,11 @@ from types import TracebackType
 from typing import TypeAlias
 
 _MAX_DESCRIPTORS = 1 << 10
-"""The largest number of descriptors that a pool keeps open by default."""
+"""The default maximum number of descriptors that a pool keeps open."""
 FileIdentity: TypeAlias = tuple[int, int]
-"""The st_dev and st_ino of a file, which differ for another file at the same path."""
+"""The st_dev and st_ino of a file. They change if another file replaces it at the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
-"""The identity of the file that a storage opened first at each path."""
+"""The identity of the file that a storage opened first at each path, by path."""
 
 
 def default_capacity() -> int:
@@ -42,15 +42,16 @@ def default_capacity() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Descriptor:
-    """An open file of a pool, and the context manager of each of its loans. A context manager made
-    from a generator is several times slower, which matters when reads are small."""
+    """An open file of a pool. It is also the context manager that `borrow` returns, since a context
+    manager made from a generator is several times slower, which matters when reads are small."""
 
     pool: DescriptorPool
     fd: int
     holders: int = 0
-    """The number of loans that have not ended."""
+    """The number of borrowers that have not returned the descriptor."""
     is_pooled: bool = True
-    """Whether the pool holds the descriptor; otherwise it is closed when its last loan ends."""
+    """Whether the pool still has the descriptor; if not, it is closed when the last borrower
+    returns it."""
 
     def __enter__(self) -> int:
         return self.fd
@@ -69,13 +70,14 @@ class _Descriptor:
 
 
 class DescriptorPool:
-    """A pool of read-only descriptors by path and file, which closes the least recently used ones
-    first.
+    """A pool of read-only descriptors by path and file, which closes the least recently used
+    descriptors first.
 
     Args:
-        capacity: the number of descriptors that are kept open.
+        capacity: the maximum number of descriptors that are kept open.
         flags: additional flags for opening files, such as os.O_DIRECT.
-        name: the name of a pool that the process shares, which can be pickled; "" for any other.
+        name: the name of a pool that the process shares, which can be pickled; "" for any other
+            pool.
     """
 
     def __init__(self, capacity: int, flags: int = 0, *, name: str = "") -> None:
@@ -113,10 +115,9 @@ class DescriptorPool:
         entered.
 
         Args:
-            opened: the files that the caller has opened before; the one at `path` is added.
+            opened: the files that the caller has opened before; the file at `path` is added.
 
-        Raises: OSError if the file cannot be opened, with ESTALE if it is not the one in
-            `opened`.
+        Raises: OSError if the file cannot be opened, with ESTALE if it is not the file in `opened`.
         """
         identity = opened.get(path)
         if identity is not None:
@@ -144,8 +145,8 @@ class DescriptorPool:
         return pooled
 
     def _evict_excess(self) -> list[_Descriptor]:
-        """Evict descriptors above the capacity, least recently used first (the lock is held).
-        Returns: the descriptors to be closed."""
+        """Evict descriptors above the capacity, least recently used first. The caller must hold the
+        lock. Returns: the descriptors to be closed."""
         closable = list[_Descriptor]()
         while len(self._pool) > self.capacity:
             _, evicted = self._pool.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Read ranges of local files without the page cache (O_DIRECT), which evicts nothing from the cache
+"""Read ranges of local files without the page cache (O_DIRECT). This evicts nothing from the cache
 and saves a copy.
 
 The system requires that offset, size and memory are multiples of ALIGNMENT, so each range is
@@ -28,11 +28,12 @@ from megablend.storage.local import (
 )
 
 ALIGNMENT = 4096
-"""Bytes to which reads are aligned: disks have logical blocks of 512 or 4096."""
+"""The number of bytes to which reads are aligned: disks have logical blocks of 512 or 4096
+bytes."""
 
 
 class DirectStorage(LocalStorage):
-    """A storage of local files that reads several ranges without the page cache."""
+    """A storage of local files whose `read_ranges` bypasses the page cache."""
 
     __slots__ = ()
 

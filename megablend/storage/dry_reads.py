@@ -1,7 +1,6 @@
 """A dry run of indexing: the code of the formats runs on a storage that counts requests and bytes.
-Only parts that describe a file, such as its footer, are read, since they decide what is read next;
-reads of data are only counted.
-"""
+Only the parts of a file that describe its content, such as its footer, are read, since they decide
+what is read next. Reads of data are only counted."""
 
 from __future__ import annotations
 
@@ -18,13 +17,15 @@ from megablend.storage.prefetched import PORTIONS_AHEAD, PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads
 
 _LONG_BYTES = 1 << 20
-"""A read of a whole file that is larger than this reads data, not only a description of data."""
+"""The size above which a read of a whole file is assumed to read data, not only a description of
+data."""
 _PROBE_BYTES = 64 << 10
-"""The largest read that is made within a stream: small reads find where the stream continues."""
+"""The maximum size of a read that is carried out within a stream. Such small reads find out where
+the stream continues."""
 
 
 class LongReadError(Exception):
-    """Ends a dry run at the point at which it would read data.
+    """An exception that ends a dry run at the point where it would read data.
 
     All reads that are known to follow have been counted by then. The code that indexes cannot
     continue without the data; its caller suppresses this error, and takes the counts so far as the
@@ -33,8 +34,8 @@ class LongReadError(Exception):
 
 
 class DryStorage(PrefetchedStorage):
-    """Counts the requests and bytes that a PrefetchedStorage around `inner` would take, and makes
-    only those that do not read data. Used by one thread.
+    """A storage that counts the requests and bytes that a PrefetchedStorage around `inner` would
+    need, and sends only those requests that do not read data. Used by one thread.
 
     Raises, from any read: LongReadError, which the caller of the code that reads has to suppress.
     """
@@ -42,14 +43,14 @@ class DryStorage(PrefetchedStorage):
     def __init__(self, inner: Storage, reads: RequestedReads) -> None:
         super().__init__(inner, reads)
         self.requests = 0
-        """The number of requests so far, whether they were made or only counted."""
+        """The number of requests so far, whether they were sent or only counted."""
         self.bytes = 0
-        """The bytes of these requests."""
+        """The number of bytes that these requests ask for."""
         self._uncounted = deque[tuple[str, Int64s, Int64s]]()
-        """The portions of a stream that are not counted yet: path, offsets and sizes of each."""
+        """The portions of a stream that are not counted yet, each as (path, offsets, sizes)."""
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
-        """See PrefetchedStorage.stream; nothing is requested."""
+        """See PrefetchedStorage.stream. The portions are counted, but not requested."""
         if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
             return
@@ -68,7 +69,7 @@ class DryStorage(PrefetchedStorage):
     def _start(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate = allocate_bytes
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Count a read, and make it unless it reads data; see PrefetchedStorage."""
+        """Count a read, and carry it out unless it reads data; see PrefetchedStorage."""
         size = int(sizes.sum())
         if self._is_streaming:
             # The read is part of a portion, which is counted instead. A long read shows that all
@@ -90,6 +91,7 @@ class DryStorage(PrefetchedStorage):
             self._count(*self._find_missing(path, offsets, sizes))
 
     def _count(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Count the requests that read ranges, which may be merged or split."""
+        """Count the requests that read some ranges. Adjacent ranges are merged, and long ranges are
+        split."""
         self.requests += len(plan_requests(offsets, sizes, np.cumsum(sizes) - sizes))
         self.bytes += int(sizes.sum())

@@ -11,7 +11,7 @@ class FileObject(io.RawIOBase):
 
     Args:
         size: the size of the file, in bytes.
-        read: returns `size` bytes from `offset`, all of which are in the file.
+        read: returns the bytes of a range within the file, given its offset and size.
     """
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:

@@ -19,14 +19,14 @@ _ENCODING = ("utf-8", "surrogatepass")
 
 
 class Texts(NamedTuple):
-    """A column of texts, each a part of the same bytes."""
+    """A column of n texts, which are stored in one array of bytes."""
 
     letters: Uint8s
-    """The bytes of all texts: UTF-8, in which surrogates are encoded like other characters."""
+    """The bytes of all texts, in UTF-8. Surrogates are encoded like other characters."""
     begins: Int64s
-    """The offset at which each text begins: int64 [n]."""
+    """The offset in `letters` at which each text begins (int64 [n])."""
     stops: Int64s
-    """The offset at which each text ends: int64 [n]."""
+    """The offset in `letters` at which each text ends (int64 [n])."""
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
@@ -37,11 +37,11 @@ class Texts(NamedTuple):
         return builder.build()
 
     def get(self, row: int) -> str:
-        """Return a text."""
+        """Return the text in a row."""
         return str(self.letters[self.begins[row] : self.stops[row]].data, *_ENCODING)
 
     def list_all(self, begin: int = 0, stop: int | None = None) -> list[str]:
-        """Return the texts of some rows, by default of all."""
+        """Return the texts in the rows from `begin` to `stop`, by default in all rows."""
         stop = len(self.begins) if stop is None else min(stop, len(self.begins))
         texts: list[str] = []
         for first in range(begin, stop, _DECODED_ROWS):
@@ -51,7 +51,7 @@ class Texts(NamedTuple):
             high = int(stops.max())
             places = zip((begins - low).tolist(), (stops - low).tolist(), strict=True)
             letters = self.letters[low:high].data
-            # Most are ASCII, and next to one another: decoded as one, and cut
+            # Most texts are ASCII and adjacent: decode them together, then cut
             if high - low <= _MAX_DECODED_BYTES and (whole := bytes(letters)).isascii():
                 text = whole.decode("ascii")
                 texts += [text[start:end] for start, end in places]
@@ -60,23 +60,24 @@ class Texts(NamedTuple):
         return texts
 
     def take(self, rows: npt.NDArray[Any]) -> Texts:
-        """Return the texts of some rows. The bytes are shared."""
+        """Return a column of the texts in some rows. The bytes are shared."""
         return Texts(self.letters, self.begins[rows], self.stops[rows])
 
     def find(self, text: str) -> Int64s:
-        """Return the rows of a text: int64, ascending."""
+        """Return the numbers of the rows that have a given text, ascending (int64)."""
         letters = text.encode(*_ENCODING)
         rows = np.flatnonzero(self.stops - self.begins == len(letters))
-        # From the end, since many begin alike
+        # From the end, since many texts have the same beginning
         for back, letter in enumerate(reversed(letters), 1):
             rows = rows[self.letters[self.stops[rows] - back] == letter]
         return rows
 
     def find_rows(self, mark: Callable[[Uint8s, Uint8s], Bools]) -> Int64s:
-        """Return the rows of texts that contain bytes of a kind: int64, ascending.
+        """Return the numbers of the rows whose text contains a marked byte, ascending (int64).
 
         Args:
-            mark: returns which bytes are of this kind, given the bytes and the byte before each.
+            mark: returns whether each byte is marked, given an array of bytes, and an array of the
+                bytes before them.
         """
         places = [np.empty(0, np.int64)]
         last = np.zeros(1, np.uint8)
@@ -91,7 +92,7 @@ class Texts(NamedTuple):
 
 
 class TextsBuilder:
-    """Builds a column of texts in place, so that no more than the column is in memory."""
+    """A builder of a column of texts, which holds the texts in memory only once."""
 
     def __init__(self) -> None:
         self._letters = bytearray()
@@ -112,7 +113,7 @@ class TextsBuilder:
         self._stops.frombytes((texts.stops + place).tobytes())
 
     def build(self) -> Texts:
-        """Return the column, to which nothing may be added any more."""
+        """Return the column. Nothing may be added afterwards."""
         return Texts(
             np.frombuffer(self._letters, np.uint8),
             np.frombuffer(self._begins, np.int64),
@@ -125,12 +126,12 @@ class FileTable(NamedTuple):
 
     paths: Texts
     sizes: Int64s
-    """The size of each file in bytes: int64 [n]."""
+    """The size of each file in bytes (int64 [n])."""
     etags: Texts
     """The etag of each file; see `FileStat.etag`."""
 
     def take(self, rows: npt.NDArray[Any]) -> FileTable:
-        """Return some rows."""
+        """Return a table with only some of the rows."""
         return FileTable(self.paths.take(rows), self.sizes[rows], self.etags.take(rows))
 
 
@@ -147,6 +148,6 @@ class TableStorage(Storage, Protocol):
 
 
 def find_table(storage: Storage, pattern: str) -> FileTable | None:
-    """Return the result of `TableStorage.find_table`; None for other storages."""
+    """Return the result of `TableStorage.find_table`; None if the storage is not a TableStorage."""
     find = getattr(storage, "find_table", None)
     return None if find is None else find(pattern)

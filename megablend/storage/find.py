@@ -55,8 +55,8 @@ class Found:
 
 
 def find_files(pattern: str) -> Found:
-    """Find the files that match `pattern`; a plain path of an existing file matches itself,
-    whatever characters it has."""
+    """Find the files that match `pattern`. The path of an existing file always matches itself, even
+    if it has wildcard characters."""
     parent, name = os.path.split(pattern)
     real_parent = os.path.realpath(parent)
     with contextlib.suppress(OSError):  # a source may have hundreds of thousands of files
@@ -77,8 +77,9 @@ def find_files(pattern: str) -> Found:
 
 
 def _split_at_wildcard(pattern: str) -> tuple[str, list[str]]:
-    """Return the folder above the first part with a wildcard, and the parts from that one on: names
-    of folders, and last the name of the files. Without wildcards, only the last part is split off."""
+    """Split a pattern before its first part with a wildcard. Returns: the folder before this part,
+    and a list of the remaining parts: names of folders, and last the name of the files. Without
+    wildcards, only the last part is split off."""
     parts = PurePath(pattern).parts
     first = 0
     while first < len(parts) - 1 and not glob.has_magic(parts[first]):
@@ -94,7 +95,7 @@ def _join(folder: str, name: str) -> str:
 
 
 class _Folder(NamedTuple):
-    """A folder to visit. Those with fewer links in their path are visited first."""
+    """A folder to visit. Folders with fewer links in their paths are visited first."""
 
     links: int
     """The number of symbolic links in the path."""
@@ -105,15 +106,15 @@ class _Folder(NamedTuple):
     """The numbers of the parts of the pattern that are matched with names in the folder."""
 
     def enter(self, name: str) -> tuple[str, str]:
-        """Return the path and the real path of a name in this folder that is not a link."""
+        """Return the path and the real path of an entry of this folder that is not a link."""
         path = _join(self.path, name)
         # One string where there are no links: strings are most of the memory of a listing
         return path, path if self.path == self.real else _join(self.real, name)
 
 
 class _Walk:
-    """A walk through folders, which matches the names in each with some parts of the pattern. Parts
-    are given by their numbers."""
+    """A search through folders, which matches the names in each folder with some parts of the
+    pattern. Parts are given by their numbers."""
 
     def __init__(self, parts: list[str]) -> None:
         self.files: list[Match] = []
@@ -126,7 +127,7 @@ class _Walk:
         self._wild = {i for i, part in enumerate(parts) if glob.has_magic(part)}
         self._any_folders = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
         self._matched: dict[str, set[int]] = {}
-        """The parts that the names in a folder were matched with, by the folder's real path."""
+        """The real path of a folder -> the parts that the names in it were matched with."""
         self._queue: list[_Folder] = []
         """A heap of the folders to visit."""
         self._linked: set[str] = set()
@@ -152,7 +153,8 @@ class _Walk:
             self._list(folder, new & self._wild)
 
     def _skip_any_folders(self, wanted: set[int]) -> set[int]:
-        """Add the parts after each `**`, which also matches zero folders."""
+        """Return the parts `wanted`, and the part after each `**` among them, since `**` also
+        matches zero folders."""
         skipped = set(wanted)
         for number in wanted & self._any_folders:
             while number in self._any_folders and number < self.last:
@@ -184,7 +186,11 @@ class _Walk:
         }
 
     def _enter(self, folder: _Folder, entry: os.DirEntry[str], matched: set[int]) -> None:
-        """Add a file, or continue in a folder, whose name has matched the parts `matched`."""
+        """Add a file, or continue in a folder.
+
+        Args:
+            matched: the parts of the pattern that the name of the file or folder has matched.
+        """
         if entry.is_dir(follow_symlinks=False):
             self._push(folder.links, *folder.enter(entry.name), matched)
         elif not entry.is_file(follow_symlinks=False):
@@ -193,8 +199,8 @@ class _Walk:
             self.files.append(Match(folder.links, *folder.enter(entry.name)))
 
     def look_up(self, folder: _Folder, name: str, matched: set[int]) -> None:
-        """Do what `_enter` does for a name that was not listed, or that is neither a file nor a
-        folder."""
+        """Add a file, or continue in a folder, like `_enter`, but for a name that was not listed,
+        or that is neither a file nor a folder."""
         path, real = folder.enter(name)
         links = folder.links
         try:
@@ -225,7 +231,8 @@ class _Walk:
             self.unreadable[path] = SPECIAL
 
     def _push(self, links: int, path: str, real: str, matched: set[int]) -> None:
-        """Add a folder to the queue, with the parts after those that its name matched."""
+        """Add a folder to the queue, to match the names in it with the parts that follow
+        `matched`."""
         matches_as_file = self.last in matched & self._wild
         if matches_as_file and not matched & self._any_folders:
             self.folders.append(path)

@@ -31,10 +31,10 @@ def fail_now(error: Exception) -> Future[Any]:
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
     """Return a future with the result of `make`, applied to the results of all futures, or with the
-    first exception. Cancelling it cancels all of them.
+    first exception. Cancelling the returned future cancels all of them.
 
-    `make` is called by the thread that completes the last future, or by this thread if all are
-    done.
+    `make` is called by the thread that completes the last future, or by this thread if all futures
+    are done already.
     """
     gathered = Future[R]()
     waited = list(futures)

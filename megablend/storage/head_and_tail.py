@@ -1,4 +1,4 @@
-"""The two ends of a file, its head and its tail, which a storage may read along with the file's
+"""The two ends of a file, its head and its tail. A storage may read them along with the file's
 state, since they say where everything else in the file is.
 
 Code that indexes a file begins with its ends. Over a network this takes no additional round trip if
@@ -15,9 +15,9 @@ from megablend.storage.base import Storage
 HEAD_BYTES = 4 << 10
 """The number of bytes that are read from a file's head."""
 TAIL_BYTES = 64 << 10
-"""The number of bytes that are read from a file's tail, which most footers fit into."""
+"""The number of bytes that are read from a file's tail. Most footers fit into it."""
 _MIN_BYTES = 2 << 10
-"""The size below which ends are not shortened to make room for the ends of further files."""
+"""The minimum size to which ends are shortened to make room for the ends of further files."""
 
 
 class HeadAndTail(NamedTuple):
@@ -27,8 +27,8 @@ class HeadAndTail(NamedTuple):
     """The size of the file in bytes."""
     head: bytes
     tail: bytes
-    """The file's last bytes; empty if the size was not known when they were requested, and the
-    server does not support such requests."""
+    """The last bytes of the file; empty if the size was not known when they were requested, and the
+    server does not support requests for the end of a file."""
 
     @property
     def tail_start(self) -> int:
@@ -49,8 +49,8 @@ class HeadAndTailStorage(Storage, Protocol):
     """A storage that reads the ends of files along with their state."""
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """Return a file's ends as far as they are known, in the version that reads use; None if
-        they are not known. Sends no requests."""
+        """Return the known ends of a file, in the version that reads use; None if they are not
+        known. Sends no requests."""
         ...
 
     def read_ends(self, path: str) -> None:
@@ -63,7 +63,7 @@ class HeadAndTailStorage(Storage, Protocol):
 
 
 class KeptHeadsAndTails:
-    """Keeps the ends of files by path, within a memory limit. Thread-safe."""
+    """A cache of the ends of files, by path, with a memory limit. Thread-safe."""
 
     max_bytes = 32 << 20
     """The limit in bytes for all files: the more files there are, the less is kept of each."""
@@ -73,7 +73,7 @@ class KeptHeadsAndTails:
         self._ends = dict[str, HeadAndTail]()
         self._bytes = 0
         self._max_end_bytes = TAIL_BYTES
-        """The most bytes that are kept of each head and of each tail."""
+        """The maximum number of bytes that are kept of each head and of each tail."""
         self._is_full = False
         """Whether there was no room for the latest ends."""
 
@@ -120,7 +120,7 @@ def keeps_ends(storage: Storage) -> TypeGuard[HeadAndTailStorage]:
 
 
 def get_ends(storage: Storage, path: str) -> HeadAndTail | None:
-    """See HeadAndTailStorage.get_ends; None from any other storage."""
+    """See HeadAndTailStorage.get_ends; None for any other storage."""
     return storage.get_ends(path) if keeps_ends(storage) else None
 
 

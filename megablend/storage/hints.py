@@ -1,5 +1,5 @@
-"""Hints to a storage that keeps copies: which bytes will be needed and when, and which are
-wrong."""
+"""Hints to a storage that keeps copies of files: which bytes will be needed and when, and which
+bytes of its copies are wrong."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from megablend.storage.base import Storage
 
 
 class DueRanges(NamedTuple):
-    """Ranges of a file that will be read."""
+    """Ranges of a file that will be read, with the times at which they are due."""
 
     path: str
     offsets: Int64s
-    """Offsets of the ranges: int64 [n], bytes."""
+    """The offset of each range in bytes (int64 [n])."""
     sizes: Int64s
-    """Sizes of the ranges: int64 [n], bytes."""
+    """The size of each range in bytes (int64 [n])."""
     due: Float64s
-    """Times at which the ranges will be read: float64 [n], seconds from now."""
+    """The time at which each range will be read, in seconds from now (float64 [n])."""
 
 
 class Filled(NamedTuple):
-    """The numbers of bytes that were fetched beforehand."""
+    """The numbers of bytes that `HintedStorage.fill` has fetched, or would have to fetch."""
 
     needed: int = 0
-    """Bytes of the named ranges that this node should hold."""
+    """Bytes of the requested ranges that this node should hold."""
     missing: int = 0
-    """Bytes of `needed` that this node did not hold."""
+    """Those bytes of `needed` that this node did not hold."""
     refused: int = 0
-    """Bytes of `missing` that there was no room for."""
+    """Those bytes of `missing` for which there was no room."""
     source: int = 0
     """Bytes fetched from the source."""
     peers: int = 0
@@ -45,14 +45,14 @@ class HintedStorage(Storage, Protocol):
     """A storage that keeps copies of what it has read."""
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
-        """Announce the ranges that a reader of this process will read, in place of those announced
-        for it before. Without ranges, the reader will read nothing more. Raises: the same errors as
-        Storage.stat."""
+        """Announce the ranges that a reader of this process will read, replacing earlier
+        announcements for the same reader. Without ranges, the reader will read nothing more.
+        Raises: the same errors as Storage.stat."""
         ...
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """Fetch now the parts of ranges that this node should hold, regardless of when they are
-        due.
+        """Fetch now the parts of some ranges that this node should hold, regardless of when they
+        are due.
 
         Args:
             is_dry: whether to only count the bytes, and fetch nothing.
@@ -62,8 +62,8 @@ class HintedStorage(Storage, Protocol):
         ...
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Report that the bytes of ranges are wrong: the next read gets them from another place.
-        Raises: the same errors as Storage.read."""
+        """Report that the bytes of some ranges are wrong, so that the next read gets them from
+        another place. Raises: the same errors as Storage.read."""
         ...
 
 
@@ -79,6 +79,6 @@ def takes_hints(storage: Storage, path: str | None = None) -> TypeGuard[HintedSt
 
 
 def distrust(storage: Storage, path: str, offsets: Int64s, sizes: Int64s) -> None:
-    """See HintedStorage.distrust; any other storage ignores it."""
+    """See HintedStorage.distrust; any other storage ignores the report."""
     if takes_hints(storage):
         storage.distrust(path, offsets, sizes)

@@ -33,8 +33,8 @@ from megablend.system import count_cpus
 from megablend.system.failures import cause_of, read_remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
-"""The size from which a read is first checked against the file's size: memory is allocated for all
-requested bytes, which a damaged offset can make very many."""
+"""The size above which a read is first checked against the file's size: memory is allocated for all
+requested bytes, and a damaged offset may request very many."""
 MAX_READS = 8
 """The number of reads in flight above which no disk gets faster. Reads through the page cache also
 copy bytes, so LIMITS has at most one per CPU: more would only take memory."""
@@ -52,15 +52,15 @@ LIMITS = ReadLimits(
 class LocalStorage:
     """A storage of files named by plain paths: thread-safe, picklable, usable after a fork.
 
-    It reads the file that it opened first at each path. Another file that replaces it is an error,
-    until `find` returns the path.
+    It keeps reading the file that it opened first at each path. If another file replaces it, that
+    is an error, until `find` returns the path again.
     """
 
     pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
     direct_pool: DescriptorPool = field(default_factory=partial(shared_pool, "direct"))
     """Descriptors that bypass the page cache; see `storage.direct`."""
     opened: OpenedFiles = field(default_factory=dict, compare=False, repr=False)
-    """The file that was opened first at each path, which is the one that is read."""
+    """The identity of the file that was opened first at each path. Only this file is read."""
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[DescriptorPool, DescriptorPool]]:
         return type(self), (self.pool, self.direct_pool)  # another process opens files itself
@@ -78,7 +78,7 @@ class LocalStorage:
         return replace(self, opened={})
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Files that have replaced others are accepted."""
+        """See Storage.find. Files that have replaced others are accepted from then on."""
         found = find_files(pattern)
         if self.opened:
             for match in found.files:
@@ -168,11 +168,11 @@ class LocalStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. The ranges are read before this returns."""
+        """See Storage.fetch. The ranges are read before the call returns."""
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """See Storage.descriptor. It is one of the pool's descriptors."""
+        """See Storage.descriptor. The descriptor belongs to the pool."""
         try:
             return self.pool.borrow(path, self.opened)
         except OSError as error:
@@ -180,13 +180,13 @@ class LocalStorage:
 
 
 class _CheckingStorage(LocalStorage):
-    """Local files, read through separate descriptors, so that other readers keep the files that
-    they opened."""
+    """A storage of local files for checking. It has its own descriptors, so that other readers keep
+    the files that they opened."""
 
     __slots__ = ()
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat. The file that exists now is read from then on."""
+        """See Storage.stat. From then on, the file that exists now is read."""
         state = _stat_file(path, self.opened)
         identity = identity_of(state)
         if self.opened.get(path, identity) != identity:
@@ -250,8 +250,11 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
 
 
 def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataError:
-    """Return the error for a file that the system cannot open or read, given the files `opened`
-    before."""
+    """Return the error for a file that the system cannot open or read.
+
+    Args:
+        opened: the paths at which the storage has opened files before.
+    """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:

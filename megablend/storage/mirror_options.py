@@ -1,4 +1,4 @@
-"""The settings of a mirror, a folder on each node that keeps the bytes that were read from remote
+"""The settings of a mirror: a folder on each node that keeps the bytes that were read from remote
 files."""
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ class EtcdOptions(Settings):
     prefix: KeyPrefix = "megablend"
     """The prefix of all keys, different for each cluster."""
     lease: Lease = 15.0
-    """Seconds without a sign of life after which a node no longer belongs to the cluster."""
+    """The time in seconds without a sign of life after which a node no longer belongs to the
+    cluster."""
     user: Text | None = None
-    """The name of etcd's user; None for the environment's, or for no user."""
+    """The name of etcd's user; None for the name in the environment, if there is one."""
     password_file: LocalPath | None = None
-    """A file with the user's password; None for the environment's password."""
+    """A file with the user's password; None for the password in the environment."""
     tls: Tls | None = None
     """The files by which etcd and this node authenticate one another; None for no TLS."""
 
@@ -77,24 +78,28 @@ class MirrorOptions(Settings):
     folder: LocalPath
     """A folder on a local disk for this mirror alone; an absolute path."""
     size: MirrorSize | None = None
-    """Bytes that the folder may take, LEAST_SIZE or more; None for all that `reserve` leaves."""
+    """The maximum size of the folder in bytes, LEAST_SIZE or more; None for all the space that
+    `reserve` leaves."""
     reserve: Annotated[int, BeforeValidator(partial(parse_size, minimum=0))] | None = None
-    """Bytes of the file system that are left free for other uses; None for a twentieth of its
-    size."""
+    """The number of bytes of the file system that are left free for other uses; None for a
+    twentieth of its size."""
     prefixes: Prefixes = REMOTE_PREFIXES
-    """URL prefixes, and mounted folders, whose files are kept. Nothing else is ever fetched."""
+    """URL prefixes, and mounted folders, whose files are kept in the mirror. The mirror fetches no
+    other files."""
     patience: Seconds = 20.0
-    """Seconds after which a rank reads without the node process."""
+    """The time in seconds after which a rank stops waiting for the node process, and reads without
+    it."""
     group: Text | None = None
     """A group whose members may read all files in the folder, in addition to its user."""
     data_port: Port | None = None
-    """The port at which HTTP programs that have the token read datasets: on loopback, unless `tls`
-    or `insecure` is set. None for no such port."""
+    """The port at which HTTP programs can read datasets if they have the token; None for no such
+    port. It is open on loopback only, unless `tls` or `insecure` is set."""
     token_file: LocalPath | None = None
     """A file with the token that HTTP programs send."""
     nodes: Nodes | None = None
-    """The nodes that share the bytes they hold, with this one among them: each as host:port; the
-    path of a file with a node on each line; or one of LAUNCHERS. None for this node alone."""
+    """The nodes that share the bytes that they hold, including this node; None for this node alone.
+    Either a list of host:port, or the path of a file with a node on each line, or one of
+    LAUNCHERS."""
     etcd: Annotated[EtcdOptions, BeforeValidator(partial(read_settings, EtcdOptions))] | None = None
     """The settings of etcd, if `nodes` is etcd."""
     copies: Copies = 1
@@ -113,7 +118,7 @@ class MirrorOptions(Settings):
     """Whether nodes may communicate without `secret_file` and `tls` even over addresses that are
     not this machine's own."""
     max_peer_rate: Rate | None = None
-    """Limit of the bytes per second that this node sends to others."""
+    """The maximum number of bytes per second that this node sends to other nodes."""
 
     @model_validator(mode="after")
     def _check_cluster(self) -> MirrorOptions:
@@ -150,9 +155,12 @@ class MirrorOptions(Settings):
 
     def find_refusal(self, location: str) -> str:
         """Return the reason why a node process may not fetch a location that a client requests, and
-        the remedy on a second line; "" if it may. It may fetch locations below a prefix, except
-        paths with `..`, `?` or a NUL, symbolic links that lead outside the prefixes, and URLs with
-        a loopback, link-local or local host that no prefix names."""
+        the remedy on a second line; "" if it may fetch the location.
+
+        A node process may fetch locations below a prefix. Exceptions are paths with `..`, `?` or a
+        NUL, symbolic links that lead outside the prefixes, and URLs with a loopback, link-local or
+        local host that no prefix names.
+        """
         prefixes = [prefix for prefix in self.prefixes if has_prefix(location, prefix)]
         path = location.partition("://")[2] or location
         remedy = f"add a prefix of it to `mirror.prefixes` on this node, which lists {', '.join(self.prefixes)}"
@@ -173,8 +181,8 @@ class MirrorOptions(Settings):
         return ""
 
     def alone(self) -> MirrorOptions:
-        """Return the settings of the same folder without the other nodes, for commands, which do
-        not wait for other nodes."""
+        """Return the settings of the same folder without the other nodes. Commands use these, since
+        they do not wait for other nodes."""
         return self.model_copy(update=CLUSTER_DEFAULTS)
 
     def as_json(self) -> dict[str, Any]:
@@ -191,7 +199,7 @@ def parse_mirror(given: object) -> MirrorOptions:
 
 
 def _is_near(location: str) -> bool:
-    """Return whether the host of a URL is a loopback, link-local or local one."""
+    """Return whether the host of a URL is a loopback, link-local or local host."""
     host = (urlsplit(location).hostname or "").rstrip(".").lower()
     try:
         address = ipaddress.ip_address(host)
@@ -206,9 +214,10 @@ def _is_near(location: str) -> bool:
 
 _FIELDS = {name: field.default for name, field in MirrorOptions.model_fields.items()}
 CLUSTER_DEFAULTS = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
-"""Defaults of `nodes`, and of the fields that follow `nodes`, which have no meaning without it."""
+"""The defaults of `nodes`, and of the fields after `nodes`, which have no meaning if `nodes` is not
+set."""
 _PATHS = {"folder", "token_file", "secret_file", "password_file", "certificate", "key", "ca"}
-"""The fields of all options that are paths on this machine."""
+"""The names of the fields, in all options, that are paths on this machine."""
 
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:

@@ -1,4 +1,4 @@
-"""Parse the values of a mirror's settings."""
+"""Parsers for the values of a mirror's settings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from megablend.storage.url_checks import split_address
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
 """The prefixes that a mirror covers by default: all object stores and web servers."""
 LAUNCHERS = ("slurm", "torch", "etcd")
-"""The values of `nodes` that leave the list of nodes to Slurm, torchrun or etcd."""
+"""The values of `nodes` with which Slurm, torchrun or etcd provides the list of nodes."""
 ALL = "all"
-"""The value of `copies` for a copy on each node."""
+"""The value of `copies` with which each node has a copy."""
 LEAST_SIZE = 4 << 10
-"""The bytes of a page: a smaller mirror can never hold anything."""
+"""The minimum size of a mirror in bytes. It is the size of a page: a smaller mirror could hold
+nothing."""
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
 

@@ -1,7 +1,9 @@
-"""Options of object stores by URL prefix: for each option the longest matching prefix decides. The
-queries of URLs, which are secrets, are left out when the options are pickled, unless the pickle
-goes to a process of this program. `store_options` parses the options; it needs pydantic, which
-takes a tenth of a second to import."""
+"""Options of object stores by URL prefix: for each option the longest matching prefix decides.
+
+The queries of URLs, which are secrets, are left out when the options are pickled, unless the pickle
+goes to a process of this program. `store_options` parses the options. It is a separate module,
+since it needs pydantic, which takes a tenth of a second to import.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from megablend.storage.mirror_options import MirrorOptions
 
 _pickling = threading.local()
-"""Has the attribute `carries_queries` in a thread that is within `carrying_queries`."""
+"""A thread-local object. It has the attribute `carries_queries` in a thread that is within
+`carrying_queries`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,11 @@ class ObjectOptions:
     """Prefixes and their settings, the shortest prefix first."""
     urls: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
     """URLs of web servers without their query, each with its query (or ""). A query is sent with
-    requests and stored nowhere else; None if it was left out of the pickle of these options."""
+    requests and stored nowhere else. It is None if it was left out of the pickle of these
+    options."""
     mirror: MirrorOptions | None = None
-    """The folder on each node that keeps the bytes that were read; None for no mirror."""
+    """The settings of the mirror, a folder on each node that keeps the bytes that were read; None
+    for no mirror."""
 
     def __reduce__(self) -> tuple[type[ObjectOptions], tuple[Any, ...]]:
         urls = self.urls
@@ -52,8 +57,8 @@ class ObjectOptions:
         return core_schema.is_instance_schema(cls)
 
     def alone(self) -> ObjectOptions:
-        """Return the same options with this node's mirror alone, for commands, which read little
-        and do not wait for other nodes."""
+        """Return the same options, but with this node's mirror alone. Commands use these, since
+        they read little and do not wait for other nodes."""
         if self.mirror is None:
             return self
         return dataclasses.replace(self, mirror=self.mirror.alone())
@@ -61,8 +66,8 @@ class ObjectOptions:
 
 @contextlib.contextmanager
 def carrying_queries() -> Iterator[None]:
-    """Keep the queries of URLs in the pickles that this thread makes, which are sent to a process
-    of this program and stored nowhere."""
+    """Keep the queries of URLs in the pickles that this thread makes. Such pickles must only be
+    sent to a process of this program, and not be stored."""
     _pickling.carries_queries = True
     try:
         yield

@@ -16,7 +16,8 @@ _BATCH_ITEMS = 32
 """The number of items that a thread takes at once: handing them out one by one costs more than
 reading small files from memory."""
 _WAIT_FACTOR = 2
-"""A batch whose elapsed time exceeds its processor time multiplied by this has waited for files."""
+"""The ratio of elapsed time to processor time above which a batch is assumed to have waited for
+files."""
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
@@ -29,7 +30,8 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
 
 
 def read_clocks() -> tuple[float, float]:
-    """Return the time in seconds, and the processor time of this thread in seconds."""
+    """Return the current time, and the processor time that this thread has used, both in
+    seconds."""
     return time.perf_counter(), time.thread_time()
 
 
@@ -39,11 +41,10 @@ def map_waiting(
     in_flight: int,
     clocks: Callable[[], tuple[float, float]] = read_clocks,
 ) -> list[R]:
-    """Apply `work`, which reads files, to each item: in the calling thread until a read blocks,
-    from then on with `in_flight` threads.
+    """Apply `work`, which reads files, to each item, and return the results in order. The calling
+    thread does the work until a read blocks; then `in_flight` threads do the rest.
 
-    If the files are in the page cache, more threads would only wait for Python's lock. Results are
-    in order.
+    If the files are in the page cache, more threads would only wait for Python's lock.
     """
     # The first batch is a single item, since a read that has to wait may take a long time
     bounds = [0, *range(1, len(items), _BATCH_ITEMS), len(items)]

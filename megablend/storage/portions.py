@@ -13,13 +13,17 @@ from megablend.arrays import Int64s
 from megablend.storage.base import Bytes, Storage, allocate_bytes
 
 _MAX_PENDING = 16
-"""The number of portions that are requested at a time, if reads wait for a network."""
+"""The maximum number of portions that are requested at a time, if reads wait for a network."""
 
 
 def read_portions(
     storage: Storage, path: str, size: int, portion_bytes: int, first: int = 0
 ) -> Iterator[tuple[int, memoryview]]:
-    """Read the `size` bytes of a file in order, from byte `first` on.
+    """Read a file in order, in portions.
+
+    Args:
+        size: the size of the file.
+        first: the offset of the first byte to read.
 
     Yields: the offset in the file of each portion, and its bytes.
     Raises: the same errors as Storage.read.

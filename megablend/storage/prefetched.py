@@ -1,10 +1,10 @@
 """Ranges of files that are requested together, before the code that needs them reads them one by
 one.
 
-Code that indexes a file reads small ranges one by one: a footer, then what the footer refers to. On
-a local disk that costs nothing; over a network each read waits for a round trip. Such code
-announces what it will read as soon as that is known (`request_ranges`), and then reads as it does
-on a local disk.
+Code that indexes a file reads small ranges one by one: first a footer, then the ranges that the
+footer refers to. On a local disk that costs nothing; over a network each read waits for a round
+trip. Such code announces its reads as soon as they are known (`request_ranges`), and then reads as
+it does on a local disk.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.wrapper import WrapperStorage
 
 MAX_TAIL_BYTES = 1 << 20
-"""The longest end of a file that `request_tail` requests."""
+"""The maximum number of bytes of a file's end that `request_tail` requests."""
 PORTIONS_AHEAD = 4
-"""The number of a file's portions that are in flight or in memory at a time, as memory allows."""
+"""The maximum number of a file's portions that are in flight or in memory at a time."""
 _MAX_OVERLAPPING = 4
-"""The number of small ranges beginning before a byte that are searched for one that contains the
-byte; bytes that are not found are read again."""
+"""To find a byte, this many of the small ranges that begin before it are searched. A byte that is
+not found in them is read again."""
 _LARGE_BYTES = 64 << 10
-"""The size from which ranges are listed apart from small ones, many of which may begin within a
-large one."""
+"""The minimum size of large ranges. They are listed separately, since many small ranges may begin
+within a large one."""
 
 _start_of = attrgetter("start")
 _stop_of = attrgetter("stop")
@@ -48,42 +48,44 @@ class _Requested(NamedTuple):
     start: int
     stop: int
     read: Future[tuple[Bytes, Int64s]]
-    """The read of all ranges that were requested together: their bytes, and the start of each."""
+    """The read of all ranges that were requested together. Its result has their bytes, and the
+    start of each."""
     number: int
-    """The number of this range among them."""
+    """The number of this range among the ranges of `read`."""
 
 
 class PrefetchedStorage(WrapperStorage):
-    """Serves reads from ranges that were requested before; passes other reads on to `inner`. Used by
-    one thread.
+    """A storage that serves reads from ranges that were requested before, and passes other reads on
+    to `inner`. Used by one thread.
 
     Args:
-        reads: gets all reads that this storage requests.
+        reads: collects all reads that this storage requests.
     """
 
     def __init__(self, inner: Storage, reads: RequestedReads | None = None) -> None:
         super().__init__(inner)
         self._reads = reads or RequestedReads()
         self._small: dict[str, list[_Requested]] = {}
-        """The small ranges of each file, of which there may be many, sorted by their first byte."""
+        """The small ranges of each file, by path. Each list is sorted by the first bytes of the
+        ranges."""
         self._large: list[_Requested] = []
         """The large ranges of all files."""
         self._is_streaming = False
-        """Whether a stream's portions are being processed."""
+        """Whether the portions of a stream are being processed."""
 
     def is_requested(self, path: str, offset: int, size: int) -> bool:
-        """Return whether a read of this range needs no further request."""
+        """Return whether a range can be read without a further request."""
         return self._cover(path, offset, size) is not None
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
-        """Request large portions of a file, each while an earlier portion is being processed, as
-        memory allows.
+        """Request large portions of a file. As far as memory allows, the next portions are
+        requested while an earlier portion is being processed.
 
         Args:
-            portions: for each portion, the offsets and sizes of its ranges, int64 [n].
+            portions: for each portion, the offsets and the sizes of its ranges (int64 [n]).
 
-        Yields: the number of each portion, whose reads are served from memory until the next number
-            is requested.
+        Yields: the number of each portion. Until the next number is requested, reads of this
+            portion are served from memory.
         """
         if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
@@ -162,14 +164,14 @@ class PrefetchedStorage(WrapperStorage):
     def _start(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate = allocate_bytes
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Start a read of `inner`, which can be cancelled with all others."""
+        """Start a read of `inner`. It can be cancelled together with all other reads."""
         read = self.inner.fetch(path, offsets, sizes, allocate)
         self._reads.add(read)
         return read
 
     def request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Requested]:
-        """Request ranges, or the parts of them that have not been requested yet, all at the same
-        time. Errors are raised by the reads that need a range.
+        """Request ranges, all at the same time. Parts that have been requested before are left out.
+        Errors are raised by the reads that need a range.
 
         Returns: the ranges that were requested.
         """
@@ -187,7 +189,7 @@ class PrefetchedStorage(WrapperStorage):
         return requested
 
     def _find_missing(self, path: str, offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the offsets and sizes, int64 [n], of the ranges that are not yet requested."""
+        """Return the offsets and the sizes of the ranges that are not yet requested (int64 [n])."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
         tail_start = self._find_tail(path)
         missing = list[tuple[int, int]]()
@@ -205,8 +207,8 @@ class PrefetchedStorage(WrapperStorage):
         return self._large if is_large else self._small_of(requested.path)
 
     def _small_of(self, path: str) -> list[_Requested]:
-        """Return the small ranges of a file, sorted by their first byte. At first these are the
-        ends that `inner` has read along with the file's state."""
+        """Return the small ranges of a file, sorted by their first bytes. At first these are the
+        ends of the file that `inner` has read along with the file's state."""
         if path not in self._small:
             ends = get_ends(self.inner, path)
             known = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
@@ -214,12 +216,13 @@ class PrefetchedStorage(WrapperStorage):
         return self._small[path]
 
     def _find_tail(self, path: str) -> int:
-        """Return the first byte of a file's known tail; -1 if no tail is known."""
+        """Return the offset of the first byte of a file's known tail; -1 if no tail is known."""
         ends = get_ends(self.inner, path)
         return ends.tail_start if ends is not None and ends.tail else -1
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Requested] | None:
-        """Return requested ranges that together contain a range; None if there are none."""
+        """Return requested ranges that together contain a given range; None if they do not contain
+        all of it."""
         small = self._small_of(path)
         cover = list[_Requested]()
         covered_to = offset
@@ -240,21 +243,21 @@ class PrefetchedStorage(WrapperStorage):
 def request_ranges(
     storage: Storage, path: str, offsets: Sequence[int] | Int64s, sizes: Sequence[int] | Int64s
 ) -> None:
-    """Announce that ranges will be read: a PrefetchedStorage requests them at once, any other
+    """Announce that ranges will be read. A PrefetchedStorage requests them at once; any other
     storage does nothing.
 
     Args:
-        offsets, sizes: int64 [n], in bytes; within the file.
+        offsets, sizes: the offset and size of each range in bytes (int64 [n]), within the file.
     """
     if isinstance(storage, PrefetchedStorage) and len(offsets):
         storage.request(path, np.asarray(offsets, np.int64), np.asarray(sizes, np.int64))
 
 
 def request_tail(storage: Storage, path: str, size: int) -> int:
-    """Announce that the end of a file of `size` bytes will be read: a longer end for a large file,
-    whose footer is often larger.
+    """Announce that the end of a file of `size` bytes will be read. More is requested of a large
+    file, whose footer is often larger.
 
-    Returns: the number of bytes.
+    Returns: the number of bytes that are requested.
     """
     tail_bytes = min(size, max(TAIL_BYTES, min(size >> 10, MAX_TAIL_BYTES)))
     request_ranges(storage, path, [size - tail_bytes], [tail_bytes])
@@ -264,7 +267,8 @@ def request_tail(storage: Storage, path: str, size: int) -> int:
 def stream_portions(
     storage: Storage, path: str, portions: Sequence[tuple[Int64s, Int64s]]
 ) -> Iterator[int]:
-    """See PrefetchedStorage.stream; with any other storage, just the numbers of the portions."""
+    """See PrefetchedStorage.stream. For any other storage, this only yields the numbers of the
+    portions."""
     if isinstance(storage, PrefetchedStorage):
         return storage.stream(path, portions)
     return iter(range(len(portions)))
@@ -281,15 +285,18 @@ def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
 
 
 def _as_requested(path: str, start: int, data: bytes) -> _Requested:
-    """Return bytes that are known already as a requested range."""
+    """Return bytes that are already known as a requested range."""
     read = Future[tuple[Bytes, Int64s]]()
     read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
     return _Requested(path, start, start + len(data), read, 0)
 
 
 def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:
-    """Fill `out` with the bytes from `offset` on, from the ranges in `cover`, after waiting until
-    those have been read."""
+    """Fill `out` with the bytes of a file from `offset` on, after waiting for the reads of `cover`.
+
+    Args:
+        cover: requested ranges that together contain these bytes.
+    """
     num_copied = 0
     for each in cover:
         data, begins = each.read.result()

@@ -1,4 +1,4 @@
-"""Counts of what all readers and storages of this process have done since it was started."""
+"""Counts of events and bytes in all readers and storages of this process since it was started."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def count(name: CounterName, number: int = 1) -> None:
 
 
 def get_counts() -> Counter[str]:
-    """Return all counters: the same object until something is counted. A forked child continues
-    from its parent's numbers."""
+    """Return all counters. The result is the same object until something is counted. A forked child
+    continues from its parent's numbers."""
     return _counts

@@ -1,5 +1,5 @@
-"""Ranges of bytes in files, as they are requested, fetched and merged into larger reads. This
-module reads nothing."""
+"""Ranges of bytes in files: requested ranges, fetched ranges, and ranges merged into larger reads.
+This module reads nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class FileRanges(NamedTuple):
 
     path: str
     offsets: Int64s
-    """Offsets of the ranges, in any order: int64 [n], bytes."""
+    """The offset of each range in bytes, in any order (int64 [n])."""
     sizes: Int64s
-    """Sizes of the ranges: int64 [n], bytes."""
+    """The size of each range in bytes (int64 [n])."""
     owners: Int64s | None = None
-    """Numbers of the blocks that keep the ranges' bytes after decoding: int64 [n]. Ranges of
-    different owners are in separate memory, so that one block does not keep another's bytes alive.
-    None if the bytes are released after decoding."""
+    """The number of the block that keeps each range's bytes after decoding (int64 [n]); None if the
+    bytes are released after decoding. Ranges of different owners are in separate memory, so that
+    one block does not keep another's bytes alive."""
     is_shared: bool = False
-    """Whether other blocks in flight are likely to need exactly the same ranges, which are then
-    fetched once for all."""
+    """Whether other blocks in flight are likely to need exactly the same ranges. If so, the ranges
+    are fetched once for all blocks."""
 
 
 @dataclass(slots=True)  # not frozen, which would double the time to make one
@@ -38,27 +38,27 @@ class FetchedRanges:
     ranges: FileRanges
     """The requested ranges."""
     buffers: list[Bytes]
-    """Arrays of uint8 that contain the ranges; a single one if the ranges have no owners."""
+    """Arrays that contain the ranges (uint8); only one array if the ranges have no owners."""
     buffer_of: Int64s
-    """The number of the buffer that contains each range: int64 [n]."""
+    """The number of the buffer that contains each range (int64 [n])."""
     begins: Int64s
-    """The start of each range in its buffer: int64 [n], bytes."""
+    """The offset in its buffer at which each range starts (int64 [n])."""
 
     def __getitem__(self, i: int) -> Bytes:
-        """Return the bytes of range i, without a copy: uint8 [size]."""
+        """Return the bytes of range i, without a copy (uint8 [size])."""
         begin = int(self.begins[i])
         return self.buffers[int(self.buffer_of[i])][begin : begin + int(self.ranges.sizes[i])]
 
 
 class MergedRanges(NamedTuple):
-    """Ranges that are merged into runs, each of which is read at once."""
+    """Ranges that are merged into runs. Each run is read at once."""
 
     starts: Int64s
-    """The first byte of each run, ascending: int64 [num_runs]."""
+    """The offset of the first byte of each run, ascending (int64 [num_runs])."""
     stops: Int64s
-    """The byte after the last one of each run: int64 [num_runs]."""
+    """The offset after the last byte of each run (int64 [num_runs])."""
     runs: Int64s
-    """The number of the run that each range is in: int64 [n]."""
+    """The number of the run that contains each range (int64 [n])."""
 
 
 def merge_ranges(
@@ -67,10 +67,10 @@ def merge_ranges(
     """Merge ranges with at most `max_gap_bytes` between them into runs of up to `max_merged_bytes`.
 
     Args:
-        offsets, sizes: int64 [n], in bytes, in any order.
+        offsets, sizes: the offset and size of each range in bytes, in any order (int64 [n]).
         limits: the limits of the storage.
-        loads: int64 [n], the bytes that each range counts towards `max_merged_bytes`; None for its
-            size.
+        loads: the number of bytes that each range counts towards `max_merged_bytes` (int64 [n]);
+            None for its size.
     """
     order = None
     loads = sizes if loads is None else loads
@@ -91,8 +91,14 @@ def merge_ranges(
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
-    """Split items of `sizes`, int64 [n], into consecutive portions of about `max_bytes`, or of one
-    larger item."""
+    """Split a sequence of items into consecutive portions of about `max_bytes`. A larger item is a
+    portion of its own.
+
+    Args:
+        sizes: the size of each item in bytes (int64 [n]).
+
+    Returns: the slice of the items in each portion.
+    """
     ends = sizes.cumsum(dtype=np.int64)
     if len(ends) and ends[-1] <= max_bytes:
         return [slice(0, len(ends))]

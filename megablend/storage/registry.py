@@ -1,8 +1,8 @@
-"""The available storages, by the scheme of their locations:
-megablend's own, and those of other packages.
+"""The available storages, by the scheme of their locations: megablend's own storages, and those of
+other packages.
 
-Another package adds one by an entry point of the group `megablend.storages`,
-whose name is the scheme:
+Another package adds a storage by an entry point of the group `megablend.storages`, whose name is
+the scheme:
 
     [project.entry-points."megablend.storages"]
     zip = "my_package:make_zip_storage"
@@ -40,12 +40,12 @@ _ALTERNATIVES = {
     "abfss": "write az://container/key, and set the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
     "azure": "write az://",
 }
-"""The remedy for each scheme that has no storage but is often tried."""
+"""The remedies for schemes that have no storage, but that users often try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """The storage options of a config; each storage uses those that apply to it."""
+    """The storage options of a config. Each storage uses the options that apply to it."""
 
     direct: bool = False
     """Whether to read blocks without the system's page cache."""
@@ -56,13 +56,13 @@ class StorageOptions:
 
 
 StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
-"""Creates the storage of a scheme for the options of a config."""
+"""A function that creates the storage for a scheme, given the options of a config."""
 
 
 def find_storage(scheme: str) -> StorageFactory | None:
     """Return the factory of a scheme's storage; None if no package provides one.
 
-    Raises: ConfigError if a package provides one that cannot be loaded.
+    Raises: ConfigError if a package provides a storage that cannot be loaded.
     """
     if scheme not in STORAGES:
         import importlib.metadata
@@ -80,15 +80,15 @@ def find_storage(scheme: str) -> StorageFactory | None:
 
 
 def explain_scheme(scheme: str) -> str:
-    """Return the message for a scheme that has no storage, with what works instead."""
+    """Return the message for a scheme that has no storage, with an alternative."""
     instead = _ALTERNATIVES.get(scheme)
     known = ", ".join(f"{name}://" for name in OBJECT_SCHEMES)
     return f"{scheme}:// is not supported: {instead or f'expected a plain path or one of {known}'}"
 
 
 def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
-    """Return the mirror that the config sets, or else the environment; None if neither does.
-    Raises: ConfigError."""
+    """Return the settings of the mirror from the config, or else from the environment; None if
+    neither sets a mirror. Raises: ConfigError."""
     folder = os.environ.get(MIRROR_VARIABLE)
     if objects.mirror is not None or not folder:
         return objects.mirror
@@ -129,15 +129,15 @@ def _make_objects(options: StorageOptions) -> Storage:
 
 
 def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:
-    """Put a mirror in front of a storage. `mirror` is a layer above this one, so it is imported by
-    name, and only if there is a mirror."""
+    """Return a storage that reads another storage through a mirror. `mirror` is a layer above this
+    one, so it is imported by name, and only if there is a mirror."""
     ranks = importlib.import_module("megablend.mirror.rank.mirror_storage")
     read_through: Storage = ranks.MirrorStorage(storage, mirror, options.objects)
     return read_through
 
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
-"""Schemes read through a client that does not work after a fork."""
+"""The schemes that are read through a client which does not work after a fork."""
 STORAGES: dict[str, StorageFactory] = {
     "": _make_local,
     **dict.fromkeys(OBJECT_SCHEMES, _make_objects),

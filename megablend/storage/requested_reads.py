@@ -1,5 +1,5 @@
-"""The reads that the threads of a process have requested from storages, which can be cancelled
-together and share a memory limit."""
+"""The reads that the threads of a process have requested from storages. They can be cancelled
+together, and share a memory limit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MAX_HELD_BYTES = 512 << 20
-"""The limit for the large ranges that a process keeps in memory, over all files."""
+"""The maximum number of bytes of large ranges that a process keeps in memory, over all files."""
 
 
 class RequestedReads(Waits):
-    """The requested reads of a process's threads. Another thread can cancel them, and the memory for
-    large ranges is limited."""
+    """The reads that the threads of a process have requested. Another thread can cancel them, and
+    the memory for large ranges is limited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,14 @@ class RequestedReads(Waits):
                 self._has_room.notify_all()
 
     def reserve(self, size: int, *, wait: bool) -> bool:
-        """Reserve memory. A portion larger than the limit gets it when no other memory is reserved.
+        """Reserve memory. More than the limit can be reserved only while no other memory is
+        reserved.
 
         Args:
-            wait: whether to wait until there is enough memory, which only a caller that has reserved
-                none may do; otherwise False is returned at once.
+            wait: whether to wait until there is enough memory. Only a caller that has not reserved
+                any memory may wait.
+
+        Returns: False if there is not enough memory, and `wait` is False.
         """
         with self._has_room:
             while self._bytes and self._bytes + size > _MAX_HELD_BYTES and not self._is_cancelled:
@@ -61,8 +64,8 @@ class RequestedReads(Waits):
 def run_in_threads(
     work: Callable[[T, RequestedReads], R], items: Sequence[T], num_threads: int
 ) -> Iterator[tuple[T, R]]:
-    """Apply `work` to items, `num_threads` at a time; with one thread, in the calling thread. After
-    an error, and when the iterator is closed, pending reads are cancelled.
+    """Apply `work` to items, `num_threads` at a time. With one thread, the calling thread does the
+    work. After an error, and when the iterator is closed, pending reads are cancelled.
 
     Yields: each item with its result, in the order in which they complete.
     Raises: the errors that `work` raises.

@@ -1,5 +1,5 @@
-"""Values of settings that a user writes under `storage`. Parsers raise ValueError with the value that
-was found and what was expected; `read_settings` adds the name of the setting."""
+"""Parsers for values of settings that a user writes under `storage`. They raise ValueError with the
+value that was found and what was expected; `read_settings` adds the name of the setting."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from megablend.storage.location import find_scheme
 
 _SIZE = re.compile(r"\s*([0-9.e+_]+)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 _MAX_DIGITS = 100
-"""The most digits of a size: a typing error such as 1e999999999 would be computed digit by digit."""
+"""The maximum number of digits of a size: a typing error such as 1e999999999 would be computed
+digit by digit."""
 
 
 def parse_text(value: object) -> str:
-    """Parse text that is not empty, or a path; a URL must not contain a user or password."""
+    """Parse a path or a text that is not empty. A URL must not contain a user or password."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"found {value!r}, expected text")
@@ -30,7 +31,7 @@ def parse_text(value: object) -> str:
 
 
 def parse_local_path(value: object) -> str:
-    """Parse a path on this machine, which is returned unchanged."""
+    """Parse a path on this machine. The path is returned unchanged."""
     path = parse_text(value)
     if find_scheme(path):
         raise ValueError(f"found {value!r}, expected a path on this machine, without a scheme")
@@ -38,7 +39,11 @@ def parse_local_path(value: object) -> str:
 
 
 def text_that(is_valid: Callable[[str], object], expected: str) -> Callable[[object], str]:
-    """Return the parser of a text that `is_valid` accepts."""
+    """Return a parser for a text that `is_valid` accepts.
+
+    Args:
+        expected: a description of valid texts, for messages.
+    """
 
     def parse(value: object) -> str:
         text = parse_text(value)
@@ -52,7 +57,7 @@ def text_that(is_valid: Callable[[str], object], expected: str) -> Callable[[obj
 def list_of(
     parse_item: Callable[[object], str], expected: str
 ) -> Callable[[object], tuple[str, ...]]:
-    """Return the parser of a list of at least one item."""
+    """Return a parser for a list of at least one item."""
 
     def parse(value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple) or not value:
@@ -70,7 +75,7 @@ def parse_number(value: object, unit: str) -> int | float:
 
 
 def parse_whole(value: object, unit: str) -> int:
-    """Parse a whole number above 0, which may be written as 1e9 or 2.0."""
+    """Parse a whole number above 0. It may be written as 1e9 or 2.0."""
     number = parse_number(value, unit)
     if number != int(number):
         raise ValueError(f"found {value!r}, expected a whole number")
@@ -78,7 +83,7 @@ def parse_whole(value: object, unit: str) -> int:
 
 
 def parse_size(value: object, *, minimum: int = 1) -> int:
-    """Parse a size that is written as 512MiB, 1.5 GB or 4e9 to bytes, rounded down."""
+    """Parse a size such as 512MiB, 1.5 GB or 4e9. Returns: the number of bytes, rounded down."""
     size = None if isinstance(value, bool) else _read_size(str(value))
     if size is None:
         raise ValueError(f"found {value!r}, expected a size such as 512MiB")
@@ -89,7 +94,7 @@ def parse_size(value: object, *, minimum: int = 1) -> int:
 
 
 def _read_size(text: str) -> int | None:
-    """Return the bytes that a text stands for; None if the text is not a size."""
+    """Return the number of bytes that a text stands for; None if the text is not a size."""
     found = _SIZE.fullmatch(text)
     if found is None:
         return None

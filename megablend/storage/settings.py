@@ -19,12 +19,13 @@ from megablend.storage.setting_values import (
 
 
 class Settings(BaseModel):
-    """The base class of settings by name: frozen, hashable, and without unknown names. Settings
-    that are None by default may be written as None."""
+    """The base class of settings by name: frozen, hashable, and without unknown names. A setting
+    that is None by default may be written as None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
     expected: ClassVar[str]
-    """What is expected in place of a value that is not such settings, for messages."""
+    """A description of valid settings, for the message about a value that cannot be these
+    settings."""
 
 
 S = TypeVar("S", bound=Settings)

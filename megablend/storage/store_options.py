@@ -19,7 +19,7 @@ from megablend.storage.url_checks import is_region, is_server_url
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SECRETS = ("key", "secret", "token", "password", "sas")
-"""Words in the names of settings that would be credentials."""
+"""Words in names of settings that suggest credentials."""
 
 _parse_server = text_that(is_server_url, "a URL such as https://host:port")
 _parse_region = text_that(is_region, "the name of a region such as us-east-1")
@@ -28,12 +28,12 @@ _Price = Annotated[float, BeforeValidator(partial(parse_number, unit="a price"))
 
 
 class StoreOptions(Settings):
-    """Settings for accessing and reading a store. Credentials are not among them: they come from the
-    environment."""
+    """The settings for accessing and reading a store. They include no credentials, which come from
+    the environment."""
 
     expected: ClassVar = "settings such as `endpoint: https://...`"
     endpoint: _Server | None = None
-    """URL of a server that speaks the store's protocol, without the bucket."""
+    """The URL of a server that speaks the store's protocol, without the bucket."""
     region: Annotated[str, BeforeValidator(_parse_region)] | None = None
     """S3: the region of the bucket; None for the environment's setting."""
     path_style: bool | None = None
@@ -51,35 +51,36 @@ class StoreOptions(Settings):
     """Whether to keep reading the version of an object that was seen first, in a bucket with
     versioning."""
     ca_file: Text | None = None
-    """PEM file of certificates to trust in addition to the system's."""
+    """The path of a PEM file with certificates to trust in addition to the system's."""
     proxy: _Server | None = None
     """URL of an HTTP proxy; None for the environment's settings."""
     connect_timeout: Seconds = 5.0
-    """Seconds within which a connection has to be made."""
+    """The maximum number of seconds for opening a connection."""
     read_timeout: Seconds = 5.0
-    """Seconds without a byte of a response after which a request is retried; more if the source
-    usually takes longer."""
+    """The number of seconds without a byte of a response after which a request is retried; longer
+    if the source usually takes longer."""
     give_up_after: Seconds = 600.0
-    """Seconds after its first failure during which a request is retried."""
+    """The number of seconds, from its first failure, for which a request is retried."""
     max_requests: Annotated[int, BeforeValidator(partial(parse_whole, unit="requests"))] = 4096
-    """Limit of requests in flight for the whole job."""
+    """The maximum number of requests in flight of the whole job."""
     max_source_rate: Rate | None = None
-    """Limit of bytes per second for the whole job."""
+    """The maximum number of bytes per second of the whole job."""
     max_request_rate: (
         Annotated[float, BeforeValidator(partial(parse_number, unit="requests per second"))] | None
     ) = None
-    """Limit of requests per second for the whole job."""
+    """The maximum number of requests per second of the whole job."""
     hedges: bool = True
-    """Whether a few requests that are late are sent a second time. A node process never does this:
-    it reads each byte once."""
+    """Whether a few late requests are sent a second time. A node process never does this, since it
+    reads each byte once."""
     price_per_1000_requests: _Price | None = None
-    """Price for estimates of cost, in any currency."""
+    """The price of 1,000 requests, in any currency, for estimates of cost."""
     price_per_gb: _Price | None = None
-    """Price of each GB (10^9 bytes) that is read, in the same currency."""
+    """The price of each GB (10^9 bytes) that is read, in the same currency."""
 
 
 def find_options(objects: ObjectOptions, location: str) -> StoreOptions:
-    """Return the options for reading a location."""
+    """Return the options for reading a location: for each option, the longest matching prefix
+    decides."""
     chosen: dict[str, Any] = {}
     for prefix, settings in objects.by_prefix:
         if has_prefix(location, prefix):
@@ -105,8 +106,8 @@ def parse_options(given: object) -> ObjectOptions:
 
 
 def _parse_store(prefix: str, settings: object) -> tuple[tuple[str, Any], ...]:
-    """Parse the settings of a URL prefix. Raises: ValueError, which names the key, also for
-    credentials: a config may be readable by others."""
+    """Parse the settings of a URL prefix. Raises: ValueError, which names the key. Credentials are
+    also an error, since others may be able to read a config."""
     scheme, mark, _ = prefix.partition("://")
     if not mark or scheme.lower() not in _SCHEMES:
         raise ValueError(

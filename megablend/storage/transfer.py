@@ -12,11 +12,11 @@ from megablend.arrays import Float64s
 from megablend.storage.store_options import StoreOptions
 
 _DEVIATIONS = 4
-"""The number of standard errors from an extrapolated total to its bounds."""
+"""The distance between an extrapolated total and its bounds, in standard errors."""
 
 
 class RequestCount(NamedTuple):
-    """The number of requests, and of the bytes that they return."""
+    """The number of requests, and the number of bytes that they return."""
 
     requests: float
     bytes: float
@@ -24,8 +24,8 @@ class RequestCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Bounds of the requests to object stores that will be made; both are equal if the number is
-    known exactly."""
+    """Lower and upper bounds of the requests to object stores that will be made, with their bytes
+    and cost. The bounds are equal if the number is known exactly."""
 
     requests: int = 0
     bytes: int = 0
@@ -47,7 +47,7 @@ class Transfer:
 
 
 def price_transfer(least: RequestCount, most: RequestCount, options: StoreOptions) -> Transfer:
-    """Return the transfer between two counts, with its cost."""
+    """Return a Transfer with the bounds `least` and `most`, and their cost."""
     return Transfer(
         requests=round(least.requests),
         bytes=round(least.bytes),
@@ -59,15 +59,16 @@ def price_transfer(least: RequestCount, most: RequestCount, options: StoreOption
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """Return a lower and an upper bound of the totals of `num_all` items.
+    """Return a lower and an upper bound of the totals over `num_all` items, of which only some were
+    counted.
 
-    The items that were counted are evenly spaced. The more neighbours among them differ, the further
-    apart are the bounds.
+    The counted items must be evenly spaced among all items. The more neighbouring counted items
+    differ, the further apart are the bounds.
 
     Args:
-        counted: float64 [n, k], k counts of each of these items.
+        counted: k counts for each of the n counted items (float64 [n, k]).
 
-    Returns: arrays of float64 [k].
+    Returns: the lower and the upper bound of each total (float64 [k]).
     """
     if len(counted) == num_all:
         return counted.sum(axis=0), counted.sum(axis=0)
@@ -90,6 +91,6 @@ def _price(counted: RequestCount, options: StoreOptions) -> float | None:
 
 
 def _add_costs(first: float | None, second: float | None) -> float | None:
-    """Return the sum of the costs that are known; None if neither is."""
+    """Return the sum of the known costs; None if neither cost is known."""
     costs = [cost for cost in (first, second) if cost is not None]
     return sum(costs) if costs else None

@@ -10,15 +10,16 @@ from megablend.errors import ConfigError
 _ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>[0-9]{1,5}))?"
 _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
-"""The beginning of a parameter in the query of a signed URL."""
+"""Matches the beginning of a parameter in the query of a signed URL."""
 _USER = re.compile(r"(?is)(?<=\b(s3|gs|az)://)([^/?#:]*:.*|[^/?#]*)@")
-"""A user or a password before the bucket; a password, unlike a bucket, may have any character."""
+"""Matches a user or a password before the bucket. A password, unlike a bucket, may have any
+character."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def check_secrets(location: str) -> None:
-    """Refuse a URL of an object store that is signed, or has a user or a password. Raises:
-    ConfigError, which does not show the secret."""
+    """Check that a URL of an object store is not signed, and has no user or password. Raises:
+    ConfigError. The message does not show the secret."""
     plain, _, query = location.partition("?")
     if _USER.search(location) is not None:
         shown = _USER.sub("...@", location).partition("?")[0]
@@ -34,7 +35,7 @@ def check_secrets(location: str) -> None:
 
 def is_server_url(url: str) -> bool:
     """Return whether a text is the URL of a server, with or without a port and a path. The client
-    of object stores panics on any other text."""
+    for object stores panics on any other text."""
     found = _SERVER.fullmatch(url)
     if found is None:
         return False
@@ -42,22 +43,22 @@ def is_server_url(url: str) -> bool:
 
 
 def is_region(name: str) -> bool:
-    """Return whether a text can be the name of a region. Without an endpoint the name becomes part
-    of the host: with other characters the client panics, or connects to another host."""
+    """Return whether a text can be the name of a region. Without an endpoint, the name becomes part
+    of the host name: with invalid characters, the client panics or connects to another host."""
     return _REGION.fullmatch(name) is not None
 
 
 class HostPort(NamedTuple):
-    """The address of a server."""
+    """The address of a server, split into host and port."""
 
     host: str
-    """A name or an address; an IPv6 address keeps its brackets."""
+    """A name or an IP address. An IPv6 address keeps its brackets."""
     port: int | None
     """None if the text gives no port."""
 
 
 def split_address(text: str) -> HostPort | None:
-    """Split `host` or `host:port`; None if the text is neither."""
+    """Split `host` or `host:port`. Returns: None if the text is neither."""
     found = re.fullmatch(_ADDRESS, text)
     port = int(found["port"]) if found and found["port"] else None
     if found is None or (port is not None and not 0 < port < 1 << 16):

@@ -1,5 +1,5 @@
-"""Storages that pass calls on to others: one that chooses among several, and one that wraps
-another, from which caches and meters derive."""
+"""Storages that pass calls on to other storages: `RoutingStorage` chooses among several;
+`WrapperStorage` wraps one, and is the base class of caches and meters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megablend.storage.head_and_tail import HeadAndTail, get_ends, read_ends
 
 
 class RoutingStorage:
-    """Passes each call about a location on to the storage that `route` chooses."""
+    """A storage that passes each call about a location on to the storage that `route` chooses."""
 
     __slots__ = ()
 
@@ -72,8 +72,8 @@ class RoutingStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. The ranges are read by `read_ranges` if a subclass overrides only
-        that."""
+        """See Storage.fetch. If a subclass overrides only `read_ranges`, the ranges are read by
+        that method."""
         if type(self).read_ranges is RoutingStorage.read_ranges:
             return self.route(path).fetch(path, offsets, sizes, allocate)
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
@@ -84,7 +84,8 @@ class RoutingStorage:
 
 
 class WrapperStorage(RoutingStorage):
-    """Passes every call on to `inner`. Picklable if `inner` and the attributes of a subclass are.
+    """A storage that passes every call on to `inner`. Picklable if `inner` and the attributes of a
+    subclass are.
 
     A subclass that must see all reads also overrides `descriptor` to return -1: kernels read
     directly through descriptors. A subclass that keeps bytes of files overrides `for_reading`, so
@@ -106,7 +107,7 @@ class WrapperStorage(RoutingStorage):
         return self.inner.for_checking()
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading. The view has another `inner`, and shares all other attributes
+        """See Storage.for_reading. The view has its own `inner`, but shares all other attributes
         with this object, so that both have the same counts."""
         view = copy(self)
         view.__dict__ = self.__dict__

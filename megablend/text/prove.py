@@ -30,7 +30,7 @@ NUM_STRINGS = 20_000
 MIN_CHECKED = 16
 """The minimum number of documents of each part that both packages tokenise."""
 CHECKED_SHARE = 1000
-"""The number of characters of which both packages tokenise at least one."""
+"""The inverse of the minimum share of characters that both packages tokenise."""
 _SLOWER = "tokenising takes about 30 times as long with tokenizers"  # see docs/text.md
 _PROOF = 2
 """The version of `list_probes` and `GigatokenEngine`. Proofs of other versions are ignored."""

@@ -18,7 +18,7 @@ _REFUSED_PARTS = ("", ".", "..")
 
 
 class Address(NamedTuple):
-    """A parsed location."""
+    """A location, split into its parts."""
 
     scheme: str
     """The scheme, in lower case."""
@@ -78,7 +78,7 @@ def check_pattern(location: str, pattern: str) -> None:
 
 
 def _parse_url(location: str, scheme: str) -> Address:
-    """Parse a URL of a web server. Raises: ConfigError, which does not show the query, since that
+    """Parse a URL of a web server. Raises: ConfigError. The message does not show the query, which
     may be a signature."""
     shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
     server, _, path = shown.partition("://")[2].partition("/")

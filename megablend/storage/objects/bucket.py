@@ -17,25 +17,26 @@ from megablend.storage.objects.workers import call_each
 
 T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
-"""The longest range that one request reads; longer ranges are requested in parts, all at once."""
+"""The maximum size of a range that one request reads. Longer ranges are requested in parts, all at
+the same time."""
 
 
 class PartRequest(NamedTuple):
-    """A request that reads a range, or a part of one, or several neighbours."""
+    """A request that reads one range, a part of a long range, or several adjacent ranges."""
 
     start: int
-    """The first byte, in the object."""
+    """The offset in the object of the first byte."""
     stop: int
-    """The byte of the object after the last one."""
+    """The offset in the object after the last byte."""
     begin: int
-    """The offset of the bytes in the memory that they are read into."""
+    """The offset in memory at which the bytes are stored."""
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRequest]:
-    """Plan the requests that read ranges.
+    """Plan the requests that read some ranges.
 
-    A range that begins where the previous one ends, in the object and in memory, is read with it,
-    up to MAX_PART_BYTES; a longer one is read in parts. Empty ranges are not read.
+    Ranges that are adjacent in the object and in memory are read by one request, up to
+    MAX_PART_BYTES. A longer range is read in parts. Empty ranges are not read.
     """
     requests = list[PartRequest]()
     for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
@@ -55,8 +56,8 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRe
 async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
     """Return the current version of an object. Raises: MissingFileError; DataError.
 
-    It is requested by a GET of the first byte, since a HEAD that fails does not say why, and many
-    signed URLs do not allow one.
+    The version is requested by a GET of the first byte: a HEAD that fails does not say why, and
+    many signed URLs do not allow a HEAD.
     """
     return (await _read_head(client, path, key, 1))[0]
 
@@ -67,9 +68,9 @@ async def read_ends(
     """Return the version of an object, its head and its tail, by two simultaneous requests.
 
     Args:
-        version: the version to read; None for the current one.
-        tail_bytes: the number of bytes of the object's end to request; the result has none of them
-            if the server does not support such requests.
+        version: the version to read; None for the current version.
+        tail_bytes: the number of bytes to request from the end of the object. The returned tail is
+            empty if the server does not support such requests.
 
     Raises: the same errors as `stat`; ChangedFileError.
     """
@@ -142,8 +143,8 @@ async def _read_head(
 
 
 async def _head(client: BucketClient, path: str, key: str) -> ObjectVersion | Failure:
-    """Return the version of an empty object by a HEAD request, since it has no byte for a ranged
-    GET."""
+    """Return the version of an empty object by a HEAD request, since an empty object has no byte
+    for a ranged GET."""
     import obstore
 
     seconds = client.timing.allow(0)
@@ -169,12 +170,12 @@ async def read_into(
     begins: Int64s,
     out: Bytes,
 ) -> None:
-    """Read ranges of one version into `out`, by simultaneous requests: one for neighbours, several
-    for a long range.
+    """Read ranges of one version of an object into `out`, by simultaneous requests: one request for
+    adjacent ranges, several for a long range.
 
     Args:
-        offsets, sizes: int64 [n], the bytes of each range in the object.
-        begins: int64 [n], the start of each range's bytes in `out`.
+        offsets, sizes: the offset and size of each range in the object, in bytes (int64 [n]).
+        begins: the offset in `out` at which each range is stored (int64 [n]).
 
     Raises: ChangedFileError, MissingFileError, DataError.
     """
@@ -205,8 +206,8 @@ async def _read_part(
 
 
 def unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """Return what was found. Raises: MissingFileError, UnsupportedFileError or
-    RefusedFileError for a failure."""
+    """Return the result of a request, or raise the error for its failure: MissingFileError,
+    UnsupportedFileError or RefusedFileError."""
     if not isinstance(found, Failure):
         return found
     if found.kind is Kind.MISSING:

@@ -1,5 +1,5 @@
-"""Requests to one bucket or server: a ranged GET of one version, with retries and hedging; and
-statistics of the requests."""
+"""The client for one bucket or server: it reads ranges of one version of an object by GET requests,
+with retries and hedging, and keeps statistics of the requests."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ T = TypeVar("T")
 _MAX_TIMEOUT_FACTOR = 16.0
 """The largest value of RangeRequest.timeout_factor."""
 _MAX_HEDGED = 0.005
-"""The share of all requests that may be sent a second time."""
+"""The maximum share of all requests that are sent a second time."""
 _STREAM_BYTES = 1 << 20
-"""The bytes of a large response that are received together."""
+"""The number of bytes of a large response that are received at a time."""
 _MAX_TAIL_REFUSALS = 3
-"""The number of refusals in a row after which the end of an object of unknown size is no longer
-requested."""
+"""The number of refusals in a row after which `get_tail` sends no more requests."""
 
 
 class RangeResponse(NamedTuple):
     """Bytes of an object, and the version that they belong to."""
 
     parts: list[Any]
-    """Buffers with consecutive bytes; none if the bytes are already in the request's memory."""
+    """Buffers with consecutive bytes; empty if the bytes are already in the request's memory."""
     version: ObjectVersion
 
     def join(self) -> bytes:
@@ -53,7 +52,8 @@ class RangeResponse(NamedTuple):
 
 
 class BucketClient:
-    """A bucket, container or server, reached with one set of options. Used in the event loop only.
+    """A client for one bucket, container or server, with one set of options. Used in the event loop
+    only.
 
     Args:
         root: the location of the bucket for messages, such as s3://bucket.
@@ -78,7 +78,7 @@ class BucketClient:
         self.limiter = limiter
         self.timing = Timing(options.read_timeout)
         self.policy = RetryPolicy(root, options.give_up_after, self.limiter)
-        """Retries requests; `get` does it by itself."""
+        """Retries requests. Callers of `get` do not need it, since `get` retries by itself."""
         self.counts = self.policy.counts
         """The counts of requests so far."""
         self._warned_of_etags = False
@@ -96,10 +96,10 @@ class BucketClient:
         version: ObjectVersion | None,
         into: memoryview | None = None,
     ) -> RangeResponse:
-        """Return the bytes from `start` to `stop` of one version of an object; of any version if
-        `version` is None.
+        """Return the bytes from `start` to `stop` of one version of an object.
 
         Args:
+            version: the version that the bytes must belong to; None for any version.
             into: memory for these bytes; the response has only the parts that are not in it yet.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError if the object ends before
@@ -116,9 +116,9 @@ class BucketClient:
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
-        """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller one;
-        None if the server does not send them, for whatever reason. The request is not retried, nor
-        made at all after several refusals in a row."""
+        """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller
+        object; None if the server does not send them, for whatever reason. The request is not
+        retried. After several refusals in a row, it is not even sent."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -149,7 +149,7 @@ class BucketClient:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
     def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
-        """Count a request that is sent now, and return its Request."""
+        """Count a request that is about to be sent, and return its Request."""
         now = asyncio.get_running_loop().time()
         self.counts.requests += 1
         self.counts.bytes += wanted.size
@@ -158,8 +158,8 @@ class BucketClient:
         )
 
     def _hedge_after(self, size: int) -> float:
-        """Return the seconds after which a request is sent a second time; infinity if few bytes or
-        requests may be sent."""
+        """Return the number of seconds after which a request is sent a second time; infinity if it
+        must not be sent again, for example because the config limits the rate of requests."""
         rates = (self.options.max_source_rate, self.options.max_request_rate)
         is_sparing = not self.options.hedges or rates != (None, None)
         if size > LARGE_BYTES or is_sparing or self.limiter.is_slowed:
@@ -220,7 +220,7 @@ class BucketClient:
         return RangeResponse([], version)
 
     def _note(self, request: Request, size: int) -> None:
-        """Note that a request got a response of `size` bytes."""
+        """Record that a request got a response of `size` bytes."""
         assert request.first_byte_at is not None
         self.timing.note(request.sent_at, asyncio.get_running_loop().time() - request.sent_at, size)
         self.limiter.note_latency(request.first_byte_at - request.sent_at, request.first_byte_at)
@@ -274,7 +274,7 @@ class BucketClient:
 
 
 async def _take_body(request: Request, result: Any) -> list[Any]:
-    """Receive the body of a response; a large one comes in parts."""
+    """Receive the body of a response. A large body is received in parts."""
     if not request.is_large:
         request.waits_for = body = result.bytes_async()
         return [await body]
@@ -302,8 +302,8 @@ def _explain_length(result: Any) -> Failure:
 
 
 def _is_cancelled() -> bool:
-    """Return whether this task itself was cancelled, not just the future that it waited for; False
-    before Python 3.11, which does not record it."""
+    """Return whether this task itself was cancelled, not just the future that it waited for. Python
+    before 3.11 does not record this, so the result is False there."""
     count_requests = getattr(asyncio.current_task(), "cancelling", None)
     return count_requests is not None and count_requests() > 0
 
@@ -321,7 +321,7 @@ def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure])
 def _error_of(
     location: str, failure: Failure, version: ObjectVersion | None, start: int, stop: int
 ) -> DataError:
-    """Return the error for a request that failed for good."""
+    """Return the error for a request that failed and is not retried."""
     if failure.kind is Kind.MISSING:
         if version is None:
             return MissingFileError(location, "no such object")

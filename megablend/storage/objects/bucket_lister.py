@@ -17,14 +17,14 @@ from megablend.storage.objects.listing import find_objects
 from megablend.storage.objects.object_table import ObjectTable, ObjectTableBuilder, join_tables
 
 EMPTY_TRIES = 3
-"""The number of times that a folder which exists is listed again if its listing is empty."""
+"""The number of times that an existing folder is listed again if its listing is empty."""
 HADOOP_MARKER = "_$folder$"
-"""The end of the keys of the empty objects by which Hadoop marks folders."""
+"""The suffix of the keys of the empty objects by which Hadoop marks folders."""
 _BATCH_ROWS = 10_000
 
 
 class BucketLister:
-    """Lists the objects and folders of a bucket.
+    """A lister of the objects and folders of a bucket.
 
     Args:
         client: retries the requests, and counts them.
@@ -38,8 +38,9 @@ class BucketLister:
     async def find(self, pattern: str, address: Address) -> tuple[Sequence[str], ObjectTable]:
         """Find the objects and folders that a pattern matches.
 
-        Returns: locations of folders whose own key matches; and the objects that listings contained,
-            in any order, not all of which match. If two have the same path, the last one counts.
+        Returns: the locations of folders whose own key matches; and a table of the listed objects,
+            in any order, not all of which match. If two objects have the same path, the last one
+            counts.
         Raises: MissingFileError, DataError.
         """
         parts = list[ObjectTable]()
@@ -66,7 +67,7 @@ class BucketLister:
         return [f"{address.root}/{each}" for each in folders], objects
 
     async def has_folder(self, path: str, address: Address) -> bool:
-        """Return whether there are objects with keys below that of a folder. Raises: DataError."""
+        """Return whether there are objects in a folder, given its location. Raises: DataError."""
         try:
             folders, objects = await self._list_folder(path, address, address.key.rstrip("/"))
         except MissingFileError:
@@ -79,11 +80,12 @@ class BucketLister:
         """List a folder, and leave out objects that stand for folders.
 
         Args:
-            is_there: whether another listing contains the folder. It is then listed a few times
-                more if its listing is empty: a proxy may have responded with a web page, which the
-                client takes for an empty listing.
+            is_there: whether another listing contains the folder. If so, and the listing is empty,
+                the folder is listed a few times more: a proxy may have responded with a web page,
+                which the client takes for an empty listing.
 
-        Returns: the keys of folders in it, without a trailing slash, and the objects in it.
+        Returns: the keys of the subfolders, without a trailing slash, and the objects in the
+            folder.
         """
         import obstore
 
@@ -109,7 +111,8 @@ class BucketLister:
         return folders, _leave_out(objects, markers)
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> ObjectTable:
-        """List the objects anywhere below a folder, and leave out those that stand for folders."""
+        """List the objects anywhere below a folder, and leave out the empty objects that stand for
+        folders."""
         import obstore
 
         async def attempt() -> ObjectTable | Failure:
@@ -170,7 +173,7 @@ def _leave_out(objects: ObjectTable, folders: Container[str]) -> ObjectTable:
 
 
 def _read_list_failure(error: Exception, address: Address) -> Failure:
-    """Return the meaning of an error of a LIST; see `read_failure`."""
+    """Return the Failure for an exception of a LIST request; see `read_failure`."""
     key = find_bad_key(error)
     if key is not None:
         remedy = (

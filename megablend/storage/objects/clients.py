@@ -1,5 +1,5 @@
-"""The clients of this process, shared by its storages: for each bucket with its options, one for
-requests and one for listings; and the pauses that sources ask for."""
+"""The clients of this process, which its storages share: for each bucket with its options, one
+client for requests and one for listings. Also the pauses that sources have asked for."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 _limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
 _busy_until: dict[str, float] = {}
-"""The ends of pauses by root (bucket, container or server), by the monotonic clock: no requests are
-sent to the root until then. Roots that this process has not yet read from may be among them."""
+"""For each root (bucket, container or server), the time by the monotonic clock until which no
+requests are sent to the root. Roots that this process has not yet read from may be among them."""
 busy_listeners: list[Callable[[str, float], None]] = []
-"""Functions that are called, in the thread of the event loop, when a root says that it is busy: with
-the root, and the seconds of the pause that it asks for."""
+"""Functions that are called when a root says that it is busy, in the thread of the event loop.
+Their arguments are the root, and the number of seconds of the pause that it asks for."""
 
 
 def get_client(address: Address, options: StoreOptions, query: str) -> BucketClient:
     """Return the client for requests to a bucket, which is created on first use.
 
-    Raises: ConfigError if it cannot be made, or after a fork.
+    Raises: ConfigError if the client cannot be created, or after a fork.
     """
     check_fork()
     key = (address.root, query, options)
@@ -62,7 +62,8 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
-    """Return the limiter of a bucket with its options, which URLs with different queries share."""
+    """Return the limiter of a bucket with its options. URLs with different queries share a
+    limiter."""
     if (root, options) not in _limiters:
         limiter = RateLimiter(
             options.max_requests,
@@ -77,7 +78,7 @@ def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
 
 
 def _report_busy(root: str, seconds: float) -> None:
-    """Note that a root is busy, and notify the listeners."""
+    """Record that a root is busy, and notify the listeners."""
     _note_busy(root, seconds)
     for listen in busy_listeners:
         listen(root, seconds)
@@ -90,8 +91,8 @@ def _note_busy(root: str, seconds: float) -> None:
 
 
 def slow_down(root: str, seconds: float) -> None:
-    """Send fewer requests to a root, and none for some seconds, since another process has heard
-    that the root is busy."""
+    """Send fewer requests to a root, and no requests for some seconds, since another process has
+    found the root to be busy."""
     _note_busy(root, seconds)  # done first: a limiter that is made meanwhile takes its pause here
     with _stores.lock:
         limiters = [
@@ -110,15 +111,15 @@ def divide_limits(processes: int) -> None:
 
 
 def find_pauses() -> dict[str, float]:
-    """Return the roots that have asked for a pause that has not ended, each with the seconds that
-    are left."""
+    """Return the roots with a pause that has not ended, each with the number of seconds that
+    remain."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
 
 
 def find_fault(location: str, seconds: float) -> DataError | None:
-    """Return the error for a location whose bucket or server has failed for some seconds: no request
-    has succeeded, and at least one has failed. None otherwise."""
+    """Return the error for a location whose bucket or server has been failing for at least
+    `seconds`: no request has succeeded, and at least one has failed. None if it is not failing."""
     with _stores.lock:
         failing = {
             root: limiter.failing
@@ -149,14 +150,14 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def count_requests() -> RequestCount:
-    """Return the numbers of requests and bytes of this process so far."""
+    """Return the number of requests and the number of bytes of this process so far."""
     with _stores.lock:
         counts = [each.counts for each in _clients.values()]
     return RequestCount(sum(each.requests for each in counts), sum(each.bytes for each in counts))
 
 
 def forget_clients() -> None:
-    """Forget all clients, since the environment has changed: they are made again on their next use.
+    """Remove all clients, since the environment has changed. New clients are created on next use.
     Must not be called while requests are in flight."""
     with _stores.lock:
         _clients.clear()
@@ -167,8 +168,8 @@ def forget_clients() -> None:
 def _make_sockets(
     address: Address, options: StoreOptions, query: str, store: Any
 ) -> SocketReader | None:
-    """Create the reader that reads ranges without the client; None if the options need more than a
-    signed or plain URL can express."""
+    """Create the reader that reads ranges without obstore's client; None if the options need more
+    than a signed or plain URL can express."""
     has_urls = address.scheme in ("s3", *WEB_SCHEMES)
     if not has_urls or options.versions or options.proxy or options.anonymous:
         return None

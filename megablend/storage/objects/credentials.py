@@ -1,8 +1,8 @@
 """Credentials of S3 that obstore does not find by itself: profiles and single sign-on of ~/.aws,
 through botocore.
 
-obstore itself finds keys of the environment, web identities, and credentials of containers and
-instances; and all credentials of Google and Azure.
+Other credentials obstore finds by itself: keys in the environment, web identities, credentials of
+containers and instances, and all credentials of Google and Azure.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ _FOUND_BY_OBSTORE = (
 )
 """Environment variables of credentials that obstore finds by itself."""
 _ASSUMED_LIFETIME = timedelta(minutes=6)
-"""The lifetime of credentials that obstore is told. It asks for new ones 5 minutes before they
-expire, so once a minute; botocore returns them from memory until they really expire."""
+"""The lifetime of credentials that is reported to obstore. obstore asks for new credentials 5
+minutes before they expire, which is once a minute; botocore returns them from memory until they
+really expire."""
 _REMEDY = "reading them needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def find_provider(profile: str | None) -> Provider | None:
-    """Return a function that asks botocore for credentials; None if obstore finds them by itself.
+    """Return a function that gets credentials from botocore; None if obstore finds credentials by
+    itself.
 
     Raises: ConfigError if a requested profile cannot be read.
     """
@@ -85,9 +87,11 @@ def find_provider(profile: str | None) -> Provider | None:
 
 @contextlib.contextmanager
 def _naming_profile(named: str | None) -> Iterator[None]:
-    """Turn errors of botocore into a ConfigError that names the profile and its files. The programs
-    that it runs may print secrets, so only botocore's own descriptions are shown. Raises:
-    ConfigError, ProfileNotFound."""
+    """Turn errors of botocore into a ConfigError that names the profile and its files.
+
+    botocore may run other programs, whose output may contain secrets. So only botocore's own error
+    messages are shown. Raises: ConfigError, ProfileNotFound.
+    """
     from botocore.exceptions import BotoCoreError, CredentialRetrievalError, ProfileNotFound
 
     try:
@@ -111,8 +115,8 @@ def _naming_profile(named: str | None) -> Iterator[None]:
 
 
 def has_control_character(text: str) -> bool:
-    """Return whether a text has a character that headers cannot hold, on which the client would
-    panic."""
+    """Return whether a text has a character that is not allowed in headers. The client would panic
+    on it."""
     return any(character < " " or character == "\x7f" for character in text)
 
 

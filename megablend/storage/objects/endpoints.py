@@ -1,5 +1,5 @@
-"""Find mistakes in an endpoint with which nothing is found: it contains the bucket, or is the
-address of a web console."""
+"""Find mistakes in the setting of an endpoint, after nothing was found with it: the endpoint
+contains the bucket, or is the address of a web console."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from megablend.storage.objects.address import Address
 
 _PAGE_BYTES = 1 << 10
-"""Bytes at the start of a response in which a page can be recognised."""
+"""The number of bytes at the start of a response in which a web page can be recognised."""
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 
 def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str | None:
-    """Return the endpoint without the bucket at its beginning or end; None if the bucket is at
-    neither."""
+    """Return the endpoint without the bucket at its beginning or end; None if the bucket is in
+    neither place."""
     url = urlsplit(endpoint)
     path = url.path.rstrip("/")
     if path.endswith(f"/{address.bucket}"):
@@ -29,8 +29,8 @@ def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str 
 
 
 async def is_page(server: Any, key: str, seconds: float) -> bool:
-    """Return whether a server responds with a web page, as the consoles of stores do, which have a
-    port of their own.
+    """Return whether a server responds with a web page. The web consoles of stores, which have a
+    port of their own, do so.
 
     Args:
         server: obstore's store of the endpoint as a web server.

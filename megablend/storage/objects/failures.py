@@ -1,8 +1,8 @@
-"""The meaning of the client's errors: which requests are tried again, and what messages say about
-the others.
+"""Translate the client's errors to failures: which requests are tried again, and what messages say
+about the others.
 
 The client's messages contain whole URLs, whose query may be a signature, and responses of servers
-that echo keys: only known codes in them are shown.
+that echo keys. So only known codes in them are shown.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Failure:
     cause: str
     remedy: str
     pause: float = 0.0
-    """Seconds for which the source asks for no requests."""
+    """The number of seconds for which the source asks not to be sent any requests."""
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -255,8 +255,11 @@ that one of them means."""
 
 
 def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
-    """Return the meaning of an exception of obstore (or of its credentials), given whether the
-    request writes an object."""
+    """Return the Failure for an exception of obstore or of its credentials.
+
+    Args:
+        is_write: whether the request writes or removes an object.
+    """
     found = _read_failure(error)
     if not is_write:
         return found
@@ -324,8 +327,8 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """Return the key at which a LIST failed because the client cannot express the key; None if it
-    failed for another reason."""
+    """Return the key because of which a LIST request failed, since the client cannot represent such
+    a key; None if it failed for another reason."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )
@@ -352,7 +355,7 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 
 def _of_connection(text: str, name: str) -> Failure:
-    """Return the failure for an error without a status, which is one of the connection or of
+    """Return the failure for an error without a status: an error of the connection or of
     credentials."""
     description = _NAMES.sub("", text).lower()
     for words, failure in _CONNECTION_FAILURES:

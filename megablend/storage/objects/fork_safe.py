@@ -21,11 +21,11 @@ from megablend.storage.wrapper import WrapperStorage
 
 
 class ForkSafeStorage(WrapperStorage):
-    """Reads object stores through a helper process, except in a DataLoader's workers, and in a
-    process that already has a client.
+    """A storage that reads object stores through a helper process, except in a DataLoader's
+    workers, and in a process that already has a client.
 
     Args:
-        inner: reads everything else; picklable.
+        inner: reads all other files, and all files in the exceptions; picklable.
         checking: whether `inner` is for checking: it accepts new versions of files.
     """
 
@@ -55,7 +55,8 @@ class ForkSafeStorage(WrapperStorage):
         return ForkSafeStorage(self.inner.for_reading(), checking=self._checking)
 
     def known_files(self) -> KnownFiles:
-        """Return nothing, since each rank of a job has a helper, which requests what it needs."""
+        """Return no facts: each rank of a job has its own helper, which requests the versions that
+        it needs."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -63,8 +64,8 @@ class ForkSafeStorage(WrapperStorage):
 
 
 class _HelperStorage(WrapperStorage):
-    """Calls `inner` in the helper process, and keeps the versions of files that were read, for the
-    helper's next calls and for forked workers."""
+    """A storage that calls `inner` in the helper process. It keeps the versions of files that were
+    read, for the helper's next calls and for forked workers."""
 
     def __init__(self, inner: Storage, *, checking: bool) -> None:
         super().__init__(inner)
@@ -149,14 +150,18 @@ class _HelperStorage(WrapperStorage):
         return get_helper().call(self.inner, self.get_known(path), method, path, *arguments)
 
     def get_known(self, path: str) -> KnownFiles:
-        """Return the version of one file, in the form of Storage.known_files; nothing if it is not
-        known."""
+        """Return the version of one file, in the form of Storage.known_files; an empty dict if it
+        is not known."""
         version = self._known.get(path)
         return {} if version is None else {find_scheme(path): {path: version}}
 
     def _keep(self, known: KnownFiles, *, replaces: bool = False) -> None:
-        """Keep the versions that a call has read, instead of earlier ones if `replaces` is true.
-        Raises: ChangedFileError if a concurrent call has read another version."""
+        """Keep the versions that a call has read. Raises: ChangedFileError if a concurrent call has
+        read another version.
+
+        Args:
+            replaces: whether these versions replace earlier ones.
+        """
         for files in known.values():
             for path, facts in files.items():
                 version, ends = split_known(facts)

@@ -1,10 +1,10 @@
-"""A helper process that reads object stores, for programs that fork workers later: the programs
+"""A helper process that reads object stores, for programs that fork workers later. The programs
 themselves never have a client.
 
 The client does not work in a child that is forked after its first use, and Megatron's DataLoader
 forks its workers. The parent reads little (it builds caches), so its reads may go through a pipe.
-Workers read by themselves. The helper is a new Python process, not a fork, and does not
-import the program's main module.
+Workers read directly, without the helper. The helper is a new Python process, not a fork, and does
+not import the program's main module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CODE = "import sys; from megablend.storage.objects.helper import serve; serve(i
 
 
 class Helper:
-    """A process that calls methods of storages."""
+    """A helper process, which calls methods of storages on request."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
@@ -53,14 +53,15 @@ class Helper:
     def call(
         self, storage: Storage, known: KnownFiles, method: str, *arguments: Any
     ) -> Future[Any]:
-        """Call a method of a storage, whose first argument is a location.
+        """Call a method of a storage in the helper process. The first argument of the method must
+        be a location.
 
         Args:
-            known: versions of files that the call reads, if they are known. The helper keeps none
+            known: known versions of the files that the call reads. The helper keeps no versions
                 between calls.
 
-        Returns: a future of its result and the versions known afterwards, or of its error;
-            DataError if the process has exited.
+        Returns: a future of the method's result and the versions known afterwards, or of the error;
+            the error is DataError if the process has exited.
         """
         number = next(self._numbers)
         found = Future[Any]()
@@ -127,7 +128,7 @@ def get_helper() -> Helper:
 
 @atexit.register  # its thread must not run on while the interpreter shuts down
 def close_helper() -> None:
-    """Stop this process's helper, if there is one; the next read starts another."""
+    """Stop this process's helper, if there is one. The next read starts a new helper."""
     global _helper
     with _lock:
         ended = _helper

@@ -1,5 +1,5 @@
-"""Requests in flight, checked several times a second: stalled ones are cancelled, late ones are
-sent a second time.
+"""Requests in flight, which are checked several times a second: stalled requests are cancelled, and
+late requests are sent a second time.
 
 One timer serves all requests of a source: a timer for each request, and a task that waits for it,
 would cost more CPU time than the request.
@@ -18,19 +18,19 @@ from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 
 _TICK_SECONDS = 0.05
-"""The longest time between two checks of all requests."""
+"""The maximum time between two checks of all requests."""
 
 
 @dataclass(slots=True)
 class RangeRequest:
-    """A range of an object that is requested, once or several times."""
+    """A range of an object to request. It may be requested several times."""
 
     key: str
     start: int
     """The first byte. If negative, the last `-start` bytes are requested, and `stop` is 0."""
     stop: int
     version: ObjectVersion | None
-    """The version that the bytes must belong to; None for any."""
+    """The version that the bytes must belong to; None for any version."""
     timeout_factor: float = 1.0
     """The factor by which the usual time-out is multiplied."""
     into: memoryview | None = None
@@ -43,7 +43,7 @@ class RangeRequest:
 
 
 class Request:
-    """A ranged GET in flight."""
+    """A ranged GET in flight. All times are by the clock of the event loop."""
 
     __slots__ = (
         "check_at",
@@ -67,22 +67,22 @@ class Request:
         self.num_responses = num_responses
         """The number of responses from the source before this request was sent."""
         self.sent_at = now
-        """The time at which this request was sent, like all times by the clock of the event loop."""
+        """The time at which this request was sent."""
         self.last_byte_at = now
         """The time at which a byte of the response last arrived; at first, `sent_at`."""
         self.check_at = 0.0
-        """The time of the next check whether this request has stalled, when more is known about how
-        long other requests take."""
+        """The time of the next check whether this request has stalled. By then, more is known about
+        how long other requests take."""
         self.first_byte_at: float | None = None
         """The time at which the response began."""
         self.waits_for: asyncio.Future[Any] | None = None
         """The future that the coroutine of this request waits for."""
         self.is_stalled = False
         self.late_at = late_at
-        """The time at which a second request is sent for the same range, its hedge; decided when
-        this one was sent."""
+        """The time at which a second request for the same range, the hedge, is sent. It is set when
+        this request is sent."""
         self.hedge: asyncio.Task[Any] | None = None
-        """The second request."""
+        """The task of the second request."""
         self.hedge_response: Any = None
 
     @property
@@ -91,14 +91,14 @@ class Request:
         return self.wanted.size > LARGE_BYTES
 
     def interrupt(self) -> None:
-        """Cancel the wait of the request's coroutine, which gets a CancelledError and finds the
-        reason in this object."""
+        """Cancel the wait of the request's coroutine. The coroutine gets a CancelledError, and
+        finds the reason in this object."""
         if self.waits_for is not None:
             self.waits_for.cancel()
 
 
 class InFlightMonitor:
-    """Watches the requests of one source; used in the event loop only.
+    """A monitor that checks the requests in flight to one source; used in the event loop only.
 
     Args:
         hedge: called with a late request; may send it a second time.
@@ -134,7 +134,8 @@ class InFlightMonitor:
         asyncio.get_running_loop().call_later(tick, self._check_all)
 
     def _check_all(self) -> None:
-        """Interrupt requests that have stalled or whose hedge was faster, and hedge late ones."""
+        """Interrupt requests that have stalled or whose hedge was faster, and hedge late
+        requests."""
         if not self._requests:
             self._is_running = False
             return
@@ -159,8 +160,8 @@ class InFlightMonitor:
         return now >= end
 
     def _allow(self, request: Request) -> float:
-        """Return the seconds that may pass after the last sign of a response: few if a whole round
-        of later requests got responses."""
+        """Return the number of seconds that may pass without a byte of the response. It is small if
+        a whole round of later requests has got responses."""
         size = 0 if request.first_byte_at is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.sent_at, self._limiter.requests):
             return self._timing.allow_stalled(size)

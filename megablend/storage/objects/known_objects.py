@@ -1,5 +1,5 @@
-"""What a storage knows about objects without further requests: the version of each object that it
-reads, and the ends of some objects."""
+"""The facts that a storage knows about objects without further requests: the version of each object
+that it reads, and the ends of some objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Known(NamedTuple):
 
 
 class KnownObjects:
-    """The version of each object that a storage reads, by location, with the ends of some.
+    """The version of each object that a storage reads, by location, and the ends of some objects.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class KnownObjects:
         return self._versions.get(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """Return the ends of this version; None if they are not known."""
+        """Return the ends of the known version of an object; None if they are not known."""
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:
@@ -56,8 +56,8 @@ class KnownObjects:
     def keep(
         self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None
     ) -> ObjectVersion:
-        """Keep a version unless one is known. Returns: the version that was kept first, which all
-        readers of the object read."""
+        """Keep the version of an object unless a version is known already. Returns: the version
+        that was kept first, which all readers of the object read."""
         kept = self._versions.setdefault(path, version)
         if kept is version:
             self._new.add(path)
@@ -67,7 +67,8 @@ class KnownObjects:
         return kept
 
     def take_new(self) -> dict[str, Known]:
-        """Return what has been found out since the last call, except by `add`."""
+        """Return the versions and ends that were found since the last call, except those that `add`
+        added."""
         new = self._new
         self._new = set()  # first: other threads add to it meanwhile
         known = dict[str, Known]()
@@ -78,13 +79,14 @@ class KnownObjects:
         return known
 
     def add(self, known: Mapping[str, Known]) -> None:
-        """Add what another process has found out, without replacing versions that this process
-        has kept."""
+        """Add versions and ends that another process has found, without replacing versions that
+        this process has kept."""
         for path, (version, ends) in known.items():
             if self._versions.setdefault(path, version) == version and ends is not None:
                 self._ends.put(path, ends)
 
 
 def split_known(known: Any) -> tuple[Any, HeadAndTail | None]:
-    """Split what is known about a file. Returns: all but its ends, and its ends."""
+    """Separate the ends of a file from the other known facts about the file. Returns: the other
+    facts, and the ends; None for the ends if they are not known."""
     return (Known(known.version), known.ends) if isinstance(known, Known) else (known, None)

@@ -1,5 +1,5 @@
-"""Find the keys that match a pattern by LIST requests: for `*` one request (and its further pages)
-for each folder, for `**` one for everything below a folder.
+"""Find the keys that match a pattern by LIST requests. For `*`, one request (and its further pages)
+is sent for each folder; for `**`, one for everything below a folder.
 
 Patterns have the same meaning as on a local disk: `*`, `?` and `[]` within a name, `**` for any
 number of folders, names that begin with a dot only if the pattern has one. A name that equals its
@@ -17,18 +17,18 @@ from megablend.storage.location import has_wildcard
 
 ANY_FOLDERS = "**"
 ListFolder = Callable[[str], Awaitable[Sequence[str]]]
-"""Lists the content of a folder without its subfolders', given the folder's key, "" for the bucket.
-Returns the keys of its subfolders, without a trailing slash."""
+"""A function that lists what is directly in a folder, given the folder's key ("" for the bucket).
+It returns the keys of the subfolders, without a trailing slash."""
 ListAll = Callable[[str], Awaitable[None]]
-"""Lists the objects anywhere below a folder, given the folder's key."""
+"""A function that lists the objects anywhere below a folder, given the folder's key."""
 _TOKEN = re.compile(r"\*+|\?|\[(!|(?!!))(\][^\]]*|[^\]]+)\]|.", re.DOTALL)
-"""A part of a pattern of names: a wildcard or a character."""
+"""Matches a wildcard or a character in a part of a pattern."""
 _RANGE = re.compile(r"(.)(?:-(.))?", re.DOTALL)
 _LETTER = r"[^/\x00]"
 HIDDEN = "/\0."
 """The text that replaces a slash and a dot in keys before they are matched."""
 _NOTHING = r"\x00\x00"
-"""An expression that matches no marked key, since only single characters are marked."""
+"""An expression that matches no marked key, since such a key never has two NULs in a row."""
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
@@ -84,10 +84,10 @@ def _translate_token(token: re.Match[str]) -> str:
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Sequence[str]:
-    """List the folders in which objects can match a pattern. Returns: the folders whose own key
-    matches it.
+    """List the folders in which objects can match a pattern with a wildcard. Returns: the keys of
+    the folders that match the pattern themselves.
 
-    The pattern must have a wildcard. Raises: the errors of the two callbacks.
+    Raises: the errors of the two callbacks.
     """
     parts = pattern.split("/")
     if any(part in ("", ".", "..") for part in parts):

@@ -1,4 +1,5 @@
-"""The process's only event loop, which runs all requests to object stores in a thread of its own.
+"""The only event loop of this process for object stores. It runs all requests in a thread of its
+own.
 
 obstore's client is not safe to use after a fork: its threads do not exist in the child, which would
 wait for them forever. So a child of a process that has used the client gets an error at once.
@@ -27,9 +28,9 @@ FORK_REMEDY = (
 )
 """The remedy for a child of a process that has used the client."""
 _CLOSE_SECONDS = 2.0
-"""The longest time for cancelling requests in flight when the process exits."""
+"""The maximum time for cancelling requests in flight when the process exits."""
 _REST_SECONDS = 10.0
-"""The longest time to wait after that until the client's threads are idle."""
+"""The maximum time to wait after that until the client's threads are idle."""
 _TASKS = Path("/proc/self/task")
 _NUM_LOOKS = 10
 _LOOK_SECONDS = 0.01
@@ -77,8 +78,8 @@ async def _cancel_all() -> None:
 
 
 async def _wait_until_client_rests() -> None:
-    """Wait until several checks in a row find all of the client's threads asleep: on a busy machine
-    they may wait for a core for seconds before they drop a request that was cancelled."""
+    """Wait until several checks in a row find all of the client's threads asleep. On a busy
+    machine, the threads may wait for a core for seconds before they drop a cancelled request."""
     end = asyncio.get_running_loop().time() + _REST_SECONDS
     num_asleep = 0
     while num_asleep < _NUM_LOOKS and asyncio.get_running_loop().time() < end:
@@ -102,7 +103,7 @@ _forked_after_use = False
 
 
 def check_fork() -> None:
-    """Check that this process is not a child of one that had used the client before the fork.
+    """Check that this process was not forked from a process that had used the client before.
     Raises: ConfigError."""
     if _forked_after_use:
         raise ConfigError(
@@ -111,7 +112,8 @@ def check_fork() -> None:
 
 
 def is_used() -> bool:
-    """Return whether this process has used the client, so that its forked children could not."""
+    """Return whether this process has used the client, so that children forked from now on cannot
+    use it."""
     return _running is not None
 
 
@@ -135,7 +137,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _after_fork() -> None:
-    """Reset the state in a child, which has no loop, with a lock that no thread holds."""
+    """Reset the state in a forked child: it has no loop, and a new lock."""
     global _running, _lock, _forked_after_use
     _forked_after_use = _forked_after_use or _running is not None
     _running = None

@@ -1,4 +1,4 @@
-"""Tables of the objects of a listing, made from the Arrow tables that obstore returns."""
+"""Tables of listed objects, made from the Arrow tables that obstore returns."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ObjectTable(NamedTuple):
     paths: Texts
     """The location of each object."""
     sizes: Int64s
-    """The size of each object in bytes: int64 [n]."""
+    """The size of each object in bytes (int64 [n])."""
     etags: Texts
     """The etag of each object; see `ObjectVersion.etag`."""
     modified: Int64s
-    """The time of each object's last modification: int64 [n], seconds since 1970."""
+    """The time of the last modification of each object, in seconds since 1970 (int64 [n])."""
     matches: Bools
-    """Whether the key matches the pattern: bool [n]."""
+    """Whether the key of each object matches the pattern (bool [n])."""
 
     @classmethod
     def of_arrow(cls, listed: Any, root: str, pattern: str) -> ObjectTable:
-        """Return a table made from obstore's metadata of objects: `path`, `size`, `e_tag`,
-        `last_modified`.
+        """Return a table made from obstore's metadata of objects.
 
         Args:
+            listed: an Arrow table with columns `path`, `size`, `e_tag` and `last_modified`.
             root: the location of the bucket.
             pattern: the pattern of keys.
         """
@@ -59,7 +59,7 @@ class ObjectTable(NamedTuple):
         )
 
     def take(self, rows: npt.NDArray[Any]) -> ObjectTable:
-        """Return some rows."""
+        """Return a table with only some of the rows."""
         return ObjectTable(
             self.paths.take(rows),
             self.sizes[rows],
@@ -75,7 +75,7 @@ class ObjectTable(NamedTuple):
         return [ObjectVersion(*each) for each in facts]
 
     def as_files(self) -> FileTable:
-        """Return the objects as files."""
+        """Return the objects as a table of files."""
         etags = self.etags
         without = np.flatnonzero(etags.begins == etags.stops)
         if len(without):
@@ -90,7 +90,7 @@ class ObjectTable(NamedTuple):
 
 
 class ObjectTableBuilder:
-    """Builds a table of objects in place."""
+    """A builder of a table of objects, which holds the rows in memory only once."""
 
     def __init__(self) -> None:
         self._paths = TextsBuilder()
@@ -106,7 +106,7 @@ class ObjectTableBuilder:
             column += added.data
 
     def build(self) -> ObjectTable:
-        """Return the table, to which nothing may be added any more."""
+        """Return the table. Nothing may be added afterwards."""
         sizes, modified, matches = self._others
         return ObjectTable(
             self._paths.build(),

@@ -1,4 +1,4 @@
-"""The version of an object that is read: its size and etag, which are sent along with every request
+"""The version of an object that is read: its size and etag. They are sent along with every request
 and compared with every response."""
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class ObjectVersion:
     size: int
     """The size in bytes."""
     etag: str
-    """The etag without quotes; empty if the store gives none, or a weak one, which two versions may
-    share."""
+    """The etag without quotes; empty if the store gives no etag, or a weak one, which two versions
+    may share."""
     modified: int
     """The time of the last modification, in seconds since 1970; 0 if it is not known."""
     version_id: str | None = None
     """The store's id of the version, by which it can still be read after it was replaced; None
-    unless the store's option `versions` is set."""
+    unless the option `versions` of the store is set."""
 
     @property
     def stat(self) -> FileStat:
-        """The size and identity of the version for readers of files, which are the same from a
-        LIST, a HEAD and a GET."""
+        """The size and identity of the version for readers of files. They are the same whether the
+        version comes from a LIST, a HEAD or a GET."""
         return FileStat(size=self.size, etag=self.etag or f"modified-{self.modified}")
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The options for a GET that the store answers for this version only."""
+        """The options of a GET with which the store sends only this version."""
         if self.version_id is not None:
             return {"version": self.version_id}
         if self.etag:
@@ -44,7 +44,8 @@ class ObjectVersion:
         return {}
 
     def find_difference(self, other: ObjectVersion) -> str | None:
-        """Return how the version in a response differs from this one; None if it is the same."""
+        """Return a description of how the version in a response differs from this version; None if
+        it is the same."""
         if other.size != self.size:
             return f"it has {other.size} bytes, but had {self.size}"
         if self.etag and other.etag:
@@ -58,8 +59,8 @@ class ObjectVersion:
 def version_of_response(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """Return the version that a response belongs to: `expected` itself, if the response has its etag
-    and size."""
+    """Return the version that a response belongs to. This is the object `expected` itself, if the
+    response has the same etag and size."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
@@ -67,8 +68,11 @@ def version_of_response(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """Return the version that obstore's metadata of an object describes, with the store's id of the
-    version if `versions` is True."""
+    """Return the version that obstore's metadata of an object describes.
+
+    Args:
+        versions: whether to include the store's id of the version.
+    """
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),

@@ -16,16 +16,16 @@ from megablend.storage.url_checks import is_region, is_server_url
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0
-"""The shortest time-out of a page of a listing."""
+"""The minimum time-out for a page of a listing."""
 _LIST_SILENCE = 3
-"""A listing that sends nothing for `read_timeout` multiplied by this is requested again: a store may
-search for a page for a long time."""
+"""The multiple of `read_timeout` after which a listing that sends nothing is requested again: a
+store may search for a page for a long time."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
-"""Environment variables with an endpoint, by scheme; the first one that is set counts."""
+"""Environment variables with an endpoint, by scheme. The first variable that is set counts."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with a region."""
 _KEYS = {
@@ -44,7 +44,7 @@ def check_installed(location: str) -> None:
 
 
 def check_can_list(location: str) -> None:
-    """Check that what obstore needs for listings is installed. Raises: ConfigError."""
+    """Check that the package which obstore needs for listings is installed. Raises: ConfigError."""
     try:
         import arro3.core  # noqa: F401
     except ImportError:
@@ -98,8 +98,11 @@ def make_store(address: Address, options: StoreOptions, query: str, *, is_for_li
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """Return obstore's store for an endpoint as if it were a web server, with the endpoint's
-    options. Raises: ConfigError."""
+    """Return obstore's store for an endpoint as if it were a web server. Raises: ConfigError.
+
+    Args:
+        options: the options of the endpoint.
+    """
     scheme, _, server = endpoint.partition("://")
     return make_store(
         Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False
@@ -108,7 +111,7 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
     """Return the endpoint that the config or the environment sets. Raises: ConfigError if the
-    environment's is not a URL, on which the client would panic."""
+    environment sets an endpoint that is not a URL: the client would panic."""
     if options.endpoint:
         return options.endpoint
     for name in _ENDPOINTS.get(address.scheme, ()):
@@ -124,12 +127,13 @@ def find_endpoint(address: Address, options: StoreOptions) -> str | None:
 
 
 def find_ca_file(address: Address, options: StoreOptions) -> str | None:
-    """Return the file of trusted certificates; None for the system's alone."""
+    """Return the path of a file of trusted certificates; None if only the system's certificates are
+    trusted."""
     return options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
 
 
 def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) -> dict[str, Any]:
-    """Return the settings of obstore's store that only S3 has."""
+    """Return the settings that only obstore's store for S3 has."""
     settings: dict[str, Any] = {}
     if options.region:
         settings["region"] = options.region
@@ -197,7 +201,7 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
 
 
 def _check_region() -> None:
-    """Check that the region which the environment gives can be one. Raises: ConfigError."""
+    """Check that the region in the environment is a valid name of a region. Raises: ConfigError."""
     for name in _REGIONS:
         region = os.environ.get(name)
         if region and not is_region(region):

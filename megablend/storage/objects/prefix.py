@@ -1,5 +1,5 @@
-"""`ObjectPrefix`: reads, writes, lists and removes whole objects below a prefix of a bucket. Requests
-that fail are tried again."""
+"""`ObjectPrefix`: reads, writes, lists and removes whole objects below a prefix of a bucket. Failed
+requests are tried again."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from megablend.storage.store_options import StoreOptions, find_options
 S = TypeVar("S")
 T = TypeVar("T")
 PART_BYTES = 8 << 20
-"""The size of the parts in which larger objects are written and read."""
+"""The size of the parts in which larger objects are read and written."""
 _MAX_REQUESTS = 32
-"""The number of requests of one call that are in flight at a time."""
+"""The maximum number of requests of one call that are in flight at a time."""
 _MIN_BYTES_PER_SECOND = 100_000
-"""The rate below which an attempt that transfers bytes has failed."""
+"""The minimum rate of an attempt that transfers bytes; a slower attempt has failed."""
 _PUT_SECONDS = 30.0
 """The time that an attempt may take in addition to the transfer."""
 _WRITE_ACCESS = "grant these credentials permission to read, write, list and delete objects there"
 
 
 class NoResponseError(CacheError):
-    """The store did not respond, or only with failures of its own."""
+    """An error for a store that did not respond, or responded only with errors of its own."""
 
 
 class ObjectEntry(NamedTuple):
-    """An object of a listing."""
+    """An object in a listing."""
 
     key: str
     """The key relative to the prefix."""
@@ -46,7 +46,7 @@ class ObjectEntry(NamedTuple):
     modified: float
     """Seconds since 1970, by the store's clock."""
     etag: str
-    """The etag without quotes; "" if the store gives none, or a weak one."""
+    """The etag without quotes; "" if the store gives no etag, or a weak one."""
 
 
 class ObjectPrefix:
@@ -79,7 +79,8 @@ class ObjectPrefix:
         return self.read_all([key])[0]
 
     def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return several whole objects, read at the same time; None for one that does not exist."""
+        """Return several whole objects, read at the same time; None for each object that does not
+        exist."""
 
         async def read(key: str) -> bytes | None:
             return await self._retry(key, lambda store: _read(store, self._key(key)))
@@ -87,8 +88,8 @@ class ObjectPrefix:
         return self._map(read, keys)
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectEntry | None]:
-        """Return the entries of several objects as they are now, whatever listings say; None for an
-        object that does not exist."""
+        """Return the current entries of several objects, which listings may not show yet; None for
+        each object that does not exist."""
 
         async def describe(key: str) -> ObjectEntry | None:
             meta = await self._retry(key, lambda store: _head(store, self._key(key)))
@@ -97,8 +98,8 @@ class ObjectPrefix:
         return self._map(describe, keys)
 
     def download(self, key: str, size: int, path: Path) -> None:
-        """Copy an object of `size` bytes to a new file.
-        Raises: FileNotFoundError if there is no object of that size."""
+        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is no
+        object of that size."""
 
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
@@ -121,8 +122,8 @@ class ObjectPrefix:
         self.write_all({key: data})
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """Write several objects at the same time.
-        Returns: the etag of each, "" if the store gives none."""
+        """Write several objects at the same time. Returns: the etag of each object by key; "" if
+        the store gives none."""
 
         async def write(key: str, data: bytes | Path) -> str:
             size = data.stat().st_size if isinstance(data, Path) else len(data)
@@ -136,14 +137,14 @@ class ObjectPrefix:
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless it exists. Returns: whether it was written.
 
-        Also returns False if an earlier attempt of this call wrote the object and the response was
-        lost; compare the object's content to find out.
+        The result is also False if an earlier attempt of this call wrote the object and the
+        response was lost. Compare the object's content to find out.
         """
         return self.create_each(key, [data]) == 1
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """Let several requests try to create the same object at the same time. Returns: the number
-        of requests that wrote it."""
+        """Send several requests at the same time that try to create the same object. Returns: the
+        number of requests that wrote it."""
 
         async def create(each: bytes) -> bool:
             size = len(each)
@@ -154,8 +155,8 @@ class ObjectPrefix:
         return sum(self._map(create, data))
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
-        """Return all objects below a folder, sorted by key, without the empty ones that stand for
-        folders."""
+        """Return all objects below a folder, sorted by key, without the empty objects that stand
+        for folders."""
         import obstore
 
         check_installed(self.location)
@@ -173,7 +174,7 @@ class ObjectPrefix:
         return sorted(_make_entry(each["path"][skip:], each) for each in found)
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects, whether they exist or not."""
+        """Remove objects. Objects that do not exist are ignored."""
         import obstore
 
         async def remove(key: str) -> None:
@@ -256,7 +257,7 @@ def _make_entry(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
 
 async def _or_none(request: Awaitable[T]) -> T | None:
     """Return the response to a request; None if there is no such object. Raises: FileNotFoundError
-    if it is the bucket that is missing."""
+    if the bucket is missing."""
     try:
         return await request
     except FileNotFoundError as error:

@@ -1,5 +1,5 @@
-"""Limit the requests to a source: their number in flight, the bytes that they ask for, and their
-rate. A process has a share of the job's limits."""
+"""Limit the requests to a source: the number in flight, the bytes that they ask for, and their
+rate. Each process has a share of the job's limits."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 FIRST_REQUESTS = 256
-"""The number of a process's requests in flight before any latency has been measured: at 30 ms and
-64 KB each, about 500 MB/s. Latency alone does not reduce it: with many requests in flight, a busy
-client and server need less CPU time for each."""
+"""The number of requests of a process that may be in flight before any latency has been measured:
+at 30 ms and 64 KB each, about 500 MB/s. Latency alone does not reduce this number: with many
+requests in flight, a busy client and server need less CPU time for each."""
 MAX_REQUESTS = 1024
-"""The most requests of a process in flight at a time, however short the latency."""
+"""The maximum number of requests of a process in flight at a time, however short the latency."""
 MAX_BYTES = 256 << 20
-"""The most bytes that a process has requested and not yet received."""
+"""The maximum number of bytes that a process has requested and not yet received."""
 _MIN_REQUESTS = 4
-"""The fewest requests in flight to which a busy source reduces a process."""
+"""The minimum number of requests in flight of a process, even if the source is busy."""
 _SHORT_RATIO = 1.5
-"""Below this ratio of the latency to the shortest one, more requests increase the throughput."""
+"""The ratio of the latency to the shortest latency below which more requests increase the
+throughput."""
 _LONG_RATIO = 3.0
-"""Above this ratio of the latency to the shortest one, further requests only wait in line."""
+"""The ratio of the latency to the shortest latency above which further requests only wait in
+line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
 """The factors by which the number of requests changes when more, or fewer, are admitted."""
 MAX_PAUSE_SECONDS = 300.0
-"""The longest pause, even if a source asks for a longer one."""
+"""The maximum length of a pause, even if a source asks for a longer one."""
 _LATENCY_SECONDS = 10.0
 """The minimum time for which the shortest latency counts."""
 JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -68,14 +70,14 @@ class Failing(NamedTuple):
 
 
 class RateLimiter:
-    """Admits requests of one source; used in the event loop only.
+    """A limiter that admits the requests to one source; used in the event loop only.
 
-    How many are admitted follows from the latency, the time until a response begins. While it is
-    close to the shortest one that was measured, the network has room, and more requests are
-    admitted. When it is several times as long, requests wait for one another, and fewer are
-    admitted, but at least FIRST_REQUESTS. Only a source that says it is busy gets fewer than that,
-    and then one more after each round of successes. While a source has asked for a pause, nothing
-    is admitted.
+    The number of admitted requests depends on the latency, the time until a response begins. While
+    the latency is close to the shortest one that was measured, the network has room, and more
+    requests are admitted. When it is several times as long, requests wait for one another, and
+    fewer are admitted, but at least FIRST_REQUESTS. The number is less than that only if a source
+    says that it is busy; it then grows by one after each round of successes. While a source has
+    asked for a pause, no request is admitted.
 
     Args:
         max_requests: the limit of the whole job.
@@ -95,8 +97,8 @@ class RateLimiter:
         self._job_rate = max_rate
         self._job_request_rate = max_request_rate
         self.on_busy: Callable[[float], None] | None = None
-        """A function that is called when the source asks for fewer requests, with the seconds of the
-        pause that it asks for."""
+        """A function that is called when the source asks for fewer requests. Its argument is the
+        number of seconds of the pause that the source asks for."""
         self.limit: float = MAX_REQUESTS
         """The number of requests that may be in flight now."""
         self._aim: float = self.limit
@@ -115,7 +117,7 @@ class RateLimiter:
         self.requests = 0
         """The number of requests in flight."""
         self.bytes = 0
-        """The bytes that requests in flight ask for."""
+        """The number of bytes that requests in flight ask for."""
         self.backlog = 0
         """The number of items that `call_each` has not yet called: requests that follow as soon as
         others are done."""
@@ -129,8 +131,8 @@ class RateLimiter:
         self.paused_until = 0.0
         """The time of the event loop before which no request is admitted."""
         self.failing: Failing | None = None
-        """How the source has failed, whatever the kinds of failures, since its last response; None
-        if it has not."""
+        """The failures of the source, of any kind, since its last proper response; None if there
+        are none."""
 
     def divide(self, processes: int) -> None:
         """Divide the limits of the whole job between `processes` processes from now on."""
@@ -144,7 +146,7 @@ class RateLimiter:
         self._seconds_a_request = processes / (self._job_request_rate or math.inf)
 
     async def enter(self, size: int) -> None:
-        """Wait until `size` bytes may be requested."""
+        """Wait until a request for `size` bytes is admitted."""
         if self._waiting or not self._has_room(size):
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
@@ -163,18 +165,18 @@ class RateLimiter:
             raise
 
     def leave(self, size: int) -> None:
-        """Release the place and the bytes of a request."""
+        """Report that a request for `size` bytes has ended, so that others can be admitted."""
         self.requests -= 1
         self.bytes -= size
         self._admit()
 
     def slow_down(self, now: float, pause: float = 0.0, *, is_told: bool = False) -> None:
-        """Admit fewer requests, since the source is busy. Many responses within a second count
-        once.
+        """Admit fewer requests, since the source is busy. Several calls within a second count as
+        one.
 
         Args:
-            pause: the seconds for which no request is admitted.
-            is_told: whether another process has notified this one, so that `on_busy` is not
+            pause: the number of seconds for which no request is admitted.
+            is_told: whether another process has notified this process, so that `on_busy` is not
                 called.
         """
         until = now + min(pause, MAX_PAUSE_SECONDS)
@@ -192,16 +194,16 @@ class RateLimiter:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether fewer requests are admitted since the source said that it is busy."""
+        """Whether fewer requests are admitted because the source said that it is busy."""
         return self.limit < self._aim
 
     def speed_up(self) -> None:
-        """Admit more requests again, since one has succeeded."""
+        """Admit more requests again, since a request has succeeded."""
         if self.limit < self._aim:
             self.limit = min(self._aim, self.limit + 1 / self.limit)
 
     def note_latency(self, seconds: float, now: float) -> None:
-        """Note that a response began `seconds` after its request was sent."""
+        """Record that a response began `seconds` after its request was sent."""
         if now >= self._period_end:
             self._shortest_before = self._shortest_now
             self._shortest_now = seconds
@@ -215,7 +217,7 @@ class RateLimiter:
 
     def _adjust(self, latency_ratio: float) -> None:
         """Raise or lower the target number of requests, given the ratio of the latency to the
-        shortest one."""
+        shortest latency."""
         is_slowed = self.is_slowed
         aim = self._aim
         if latency_ratio < _SHORT_RATIO and (self._waiting or self.backlog):
@@ -247,8 +249,8 @@ class RateLimiter:
                 turn.set_result(None)
 
     async def pay(self, size: int = 0) -> None:
-        """Wait until a request of `size` bytes is within the rates and any pause has ended. The
-        requests of one second may be sent at once."""
+        """Wait until a request of `size` bytes is within the limits of the rates, and any pause has
+        ended. The requests of one second may be sent at once."""
         now = asyncio.get_running_loop().time
         until = 0.0
         cost = max(size * self._seconds_a_byte, self._seconds_a_request)

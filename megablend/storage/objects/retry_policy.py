@@ -16,7 +16,7 @@ from megablend.system.log import LOG
 
 T = TypeVar("T")
 _LOG_SECONDS = 60.0
-"""The shortest time between two warnings about a source."""
+"""The minimum time between two warnings about a source."""
 _QUIET_ATTEMPTS = 3
 """The number of attempts at a request before its failures are logged, since a few failures are
 ordinary."""
@@ -24,16 +24,17 @@ _FIRST_CONTACT_SECONDS = 10.0
 """The time after which requests to a source that has never responded are given up: its name, port
 or certificate is probably wrong."""
 _MAX_DOUBTFUL_ATTEMPTS = 3
-"""The largest number of attempts at a request after a kind of failure that retries rarely cure."""
+"""The maximum number of attempts at a request after a kind of failure for which retries rarely
+help."""
 _RANDOM = random.SystemRandom()
 """A random generator other than the global one, which a program may have seeded: reads must not
 change the numbers that the program draws. Forked workers draw different numbers."""
 _MAX_SECONDS = 10.0
-"""The longest pause between two attempts."""
+"""The maximum pause between two attempts."""
 _PAGE_KEYS = 1000
 """The number of keys on a page of a listing."""
 _LISTED_BYTES = 250
-"""The approximate bytes of an object in a listing in addition to its key."""
+"""The approximate number of bytes that an object takes in a listing, in addition to its key."""
 _OF_OBJECTS = (Kind.MISSING, Kind.CHANGED, Kind.EMPTY, Kind.BAD_KEY)
 """The kinds of failures for which the source is not at fault."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
@@ -46,24 +47,28 @@ class Counts:
 
     requests: int = 0
     bytes: int = 0
-    """Requested bytes, counted again for each further attempt."""
+    """The number of requested bytes, counted again for each further attempt."""
     failures: int = 0
     hedges: int = 0
-    """Requests that were sent a second time because they were late."""
+    """The number of requests that were sent a second time because they were late."""
 
     def add_listing(self, num_keys: int, num_letters: int) -> None:
-        """Count a listing, which comes in pages, of `num_keys` keys with `num_letters` characters
-        in total."""
+        """Count the requests of a listing, which comes in pages.
+
+        Args:
+            num_keys: the number of listed keys.
+            num_letters: the number of characters of all keys together.
+        """
         self.requests += max(1, -(-num_keys // _PAGE_KEYS))
         self.bytes += _LISTED_BYTES * num_keys + num_letters
 
 
 class RetryPolicy:
-    """Retries the requests to one source; used in the event loop only.
+    """A policy that retries the requests to one source; used in the event loop only.
 
     Args:
         root: the location of the source for messages, such as s3://bucket.
-        give_up_after: the seconds after which a request that keeps failing is given up.
+        give_up_after: the number of seconds after which a request that keeps failing is given up.
         limiter: is notified when the source is busy, to admit fewer requests.
     """
 
@@ -78,7 +83,7 @@ class RetryPolicy:
         """The number of requests that are being retried."""
 
     def note_success(self) -> None:
-        """Note that a request got a response."""
+        """Record that a request got a response."""
         self._has_answered = True
         self._limiter.failing = None
         self._limiter.speed_up()
@@ -89,12 +94,15 @@ class RetryPolicy:
         attempt: Callable[[], Awaitable[T | Failure]],
         first: Failure | None = None,
     ) -> T | Failure:
-        """Call `attempt` until it succeeds, or fails in a way that another try would not change.
+        """Call `attempt` until it succeeds, or fails in a way that another attempt would not
+        change.
 
         Args:
-            first: the failure of an earlier attempt, if there was one. Attempts then wait for the
-                limiter's rates and pauses themselves; without it, this method waits for them.
+            first: the failure of an earlier attempt, if there was one. If it is given, `attempt`
+                has to wait for the limiter's rates and pauses itself; otherwise this method waits
+                for them.
 
+        Returns: the result, or the last failure.
         Raises: DataError if the request was tried for `give_up_after`.
         """
         now = asyncio.get_running_loop().time
@@ -127,8 +135,8 @@ class RetryPolicy:
         return found
 
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
-        """Wait before the next attempt: longer after each, and for a random time, so that requests
-        that failed together are not retried together."""
+        """Wait before the next attempt. The wait gets longer after each attempt, and is random, so
+        that requests that failed together are not retried together."""
         if failure.kind is Kind.BUSY:
             self._limiter.slow_down(now, failure.pause)
         if attempts > _QUIET_ATTEMPTS:
@@ -141,8 +149,8 @@ class RetryPolicy:
         await asyncio.sleep(pause)
 
     def _note_failure(self, failure: Failure, now: float) -> None:
-        """Count a failure. It shows that the source responds, unless it is one of the
-        connection."""
+        """Count a failure. A failure shows that the source responds, unless the connection
+        failed."""
         before = self._limiter.failing
         is_fault = failure.kind not in _OF_OBJECTS
         since = now if before is None else before.since
@@ -197,7 +205,7 @@ async def attempt_within(
 
 
 def _is_final(failure: Failure, attempts: int) -> bool:
-    """Return whether a request that has failed is not to be retried."""
+    """Return whether a request that has failed must not be retried."""
     if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
         return attempts >= _MAX_DOUBTFUL_ATTEMPTS
     return failure.kind not in _TRIED_AGAIN

@@ -9,11 +9,11 @@ from megablend.storage.objects.in_flight import Request
 from megablend.storage.objects.object_version import normalise_etag
 
 _HEAD_BYTES = 8 << 10
-"""The longest head of a response that is accepted."""
+"""The maximum size of the head of a response."""
 
 
 class UnexpectedResponseError(Exception):
-    """A response is not the expected one, so the client has to send the request."""
+    """An error for an unexpected response. obstore's client then has to send the request again."""
 
 
 class RangeConnection(asyncio.BufferedProtocol):
@@ -26,8 +26,8 @@ class RangeConnection(asyncio.BufferedProtocol):
         self._head = bytearray(_HEAD_BYTES)
         self._view = memoryview(self._head)
         self._num_received = 0
-        """The number of bytes received into `_head`: those of the head, and those of the body that
-        arrived with it."""
+        """The number of bytes received into `_head`: the bytes of the head, and those of the body
+        that arrived with it."""
         self._rest: memoryview | None = None
         """The memory for the rest of the body; None until the head is complete."""
         self._status = 0
@@ -43,8 +43,8 @@ class RangeConnection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, head: bytes, request: Request) -> asyncio.Future[int]:
-        """Send a request. Returns: a future of the status once the bytes are in their memory, or of
-        ConnectionError or UnexpectedResponseError."""
+        """Send a request. Returns: a future of the HTTP status, which is done once the bytes are in
+        memory. It may fail with ConnectionError or UnexpectedResponseError."""
         assert self._transport is not None
         self._request = request
         self._done = asyncio.get_running_loop().create_future()
@@ -52,7 +52,7 @@ class RangeConnection(asyncio.BufferedProtocol):
         return self._done
 
     def abort(self) -> None:
-        """Close the connection, after which nothing is written to a request's memory."""
+        """Close the connection. Nothing is written to a request's memory afterwards."""
         self._request = None
         if self._transport is not None:
             self._transport.abort()
@@ -136,7 +136,7 @@ class RangeConnection(asyncio.BufferedProtocol):
         return memory[len(body) :]
 
     def _end(self, error: Exception | type[Exception] | None) -> None:
-        """End the request, whose response is complete, or has failed with `error`."""
+        """End the request. Its response is complete, unless `error` is given."""
         done = self._done
         self._done = None
         self._request = self._rest = None

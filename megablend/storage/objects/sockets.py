@@ -26,9 +26,9 @@ from megablend.storage.objects.socket_connection import RangeConnection, Unexpec
 
 T = TypeVar("T")
 SIGNED_SECONDS = 900
-"""The time for which a URL is signed; it is used for a third of this time."""
+"""The time for which a URL is signed. It is used for a third of this time."""
 _MAX_TARGETS = 4096
-"""The number of objects whose URLs are kept."""
+"""The maximum number of objects whose URLs are kept."""
 _IDLE_SECONDS = 45.0
 """The time after which an idle connection is not used again, since a device on the route may have
 forgotten it."""
@@ -48,12 +48,12 @@ class _Target(NamedTuple):
 
 
 class SocketReader:
-    """Reads ranges of one source's objects; used in the event loop only.
+    """A reader of ranges of one source's objects; used in the event loop only.
 
     Args:
-        find_url: returns the URL of a key, signed for SIGNED_SECONDS if need be.
-        make_tls: returns the certificates that are trusted.
-        connect_timeout: the seconds within which a connection has to be made.
+        find_url: returns the URL of a key, signed for SIGNED_SECONDS if necessary.
+        make_tls: returns a TLS context with the trusted certificates.
+        connect_timeout: the maximum number of seconds for opening a connection.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class SocketReader:
     async def read(
         self, request: Request, ask_client: Callable[[Request], Awaitable[T | Failure]]
     ) -> T | Failure | None:
-        """Read the requested range into its memory, or leave the request to the client.
+        """Read the requested range into the request's memory, or leave the request to the client.
 
-        Returns: None if the bytes are in their memory; otherwise a failure, or the client's response.
+        Returns: None if the bytes are in memory; otherwise a failure, or the client's response.
         """
         generation = self._generation
         try:
@@ -100,8 +100,8 @@ class SocketReader:
         return failure
 
     async def _read(self, request: Request) -> Failure | None:
-        """Read the requested range into its memory. Returns: a failure after which another attempt
-        may succeed; None if the bytes have arrived.
+        """Read the requested range into the request's memory. Returns: a failure after which
+        another attempt may succeed; None if the bytes have arrived.
 
         Raises: UnexpectedResponseError; OSError if there is no connection.
         """
@@ -179,8 +179,8 @@ class SocketReader:
         )
 
     def _take_idle(self) -> RangeConnection | None:
-        """Return the idle connection that was used last; None if there is none. Close those that
-        have been idle for too long."""
+        """Return the idle connection that was used last; None if there is none. Connections that
+        have been idle for too long are closed."""
         oldest_use = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle and self._idle[0].used_at < oldest_use:
             self._idle.popleft().abort()

@@ -1,5 +1,6 @@
-"""`ObjectStorage`: objects and web files as a Storage. The version of an object that is found first is
-pinned: all reads return its bytes, or fail."""
+"""`ObjectStorage`: a Storage of the objects of object stores and the files of web servers. The
+version of an object that is found first is pinned: all reads return bytes of this version, or
+fail."""
 
 from __future__ import annotations
 
@@ -64,12 +65,13 @@ from megablend.storage.store_options import find_options
 from megablend.storage.waits import wait_for
 
 MAX_FILES = 16
-"""The number of files that a process indexes at a time; each has some twenty requests in flight."""
+"""The number of files that a process indexes at a time. Each file has some twenty requests in
+flight."""
 
 
 class ObjectStorage:
-    """Reads object stores and web servers, with any number of buckets. Thread-safe and picklable
-    (only the options are pickled).
+    """A storage that reads object stores and web servers, with any number of buckets. Thread-safe
+    and picklable (only the options are pickled).
 
     Raises, from any call: ConfigError if the client is missing, the location names no bucket, or
     this process was forked from one that has read from an object store.
@@ -108,8 +110,8 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Sizes and etags from a listing are kept, including those of other keys,
-        so that `stat` sends no requests.
+        """See Storage.find. All sizes and etags in a listing are kept, even of keys that do not
+        match, so that `stat` sends no requests.
 
         Raises: ConfigError if nothing is found because the endpoint is not that of the store.
         """
@@ -134,7 +136,7 @@ class ObjectStorage:
 
     @contextmanager
     def _explaining(self, pattern: str, address: Address) -> Iterator[None]:
-        """Check the endpoint if listing fails."""
+        """Check the endpoint if a listing within this context fails."""
         try:
             yield
         except DataError as error:
@@ -142,7 +144,7 @@ class ObjectStorage:
             raise
 
     def _find(self, pattern: str, address: Address) -> Found:
-        """Find without checking the endpoint."""
+        """Find the objects that match a pattern, without checking the endpoint."""
         if not _is_listed(address):
             return self._find_one(pattern, address)
         folders, objects = self._list(pattern, address)
@@ -166,8 +168,8 @@ class ObjectStorage:
             return [], join_tables([])
 
     def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob. A pattern of a web server, which does not list its files, matches
-        nothing here; `find` raises an error."""
+        """See Storage.glob. Web servers do not list their files, so a pattern of a web server
+        matches nothing here; `find` raises an error."""
         address = parse_location(pattern)
         if address.scheme in WEB_SCHEMES and _is_url_pattern(pattern):
             return []
@@ -182,11 +184,12 @@ class ObjectStorage:
         return loop.run(self._lister(path, address).has_folder(path, address))
 
     def is_readable(self, path: str) -> bool:
-        """See Storage.is_readable. This is not known before the object is read."""
+        """See Storage.is_readable. Always True, since this is not known before the object is
+        read."""
         return True
 
     def stat(self, path: str) -> FileStat:
-        """Return the state of the version that was found first, which all reads use."""
+        """Return the state of the pinned version, which all reads use."""
         return self._find_version(path).stat
 
     def stat_opened(self, path: str) -> FileStat:
@@ -194,7 +197,7 @@ class ObjectStorage:
         return self._find_version(path).stat
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files; a Known for each object, by its location."""
+        """See Storage.known_files. The values are instances of Known, by location."""
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -224,7 +227,7 @@ class ObjectStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. Returns at once."""
+        """See Storage.fetch. The call returns at once."""
         try:
             client, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
@@ -237,7 +240,7 @@ class ObjectStorage:
 
     @contextmanager
     def descriptor(self, path: str) -> Iterator[int]:
-        """See Storage.descriptor. An object has none."""
+        """See Storage.descriptor. Objects have no descriptors, so the result is always -1."""
         yield -1
 
     async def _fill(
@@ -261,7 +264,7 @@ class ObjectStorage:
     async def _find_versions(
         self, client: BucketClient, paths: Sequence[str], keys: Sequence[str]
     ) -> None:
-        """Request the current versions of objects, which are pinned from then on."""
+        """Request the current versions of objects, and pin them."""
         for path in paths:
             self._known.forget(path)
         await call_each(
@@ -273,7 +276,8 @@ class ObjectStorage:
     async def _read_ends(
         self, client: BucketClient, path: str, key: str, version: ObjectVersion | None
     ) -> None:
-        """Pin a version of an object, the current one if `version` is None, and keep its ends."""
+        """Pin a version of an object, and keep its ends. If `version` is None, the current version
+        is pinned."""
         mirror = self._options.mirror
         if mirror is not None and mirror.covers(path):
             # The mirror reads the ends, once for all processes of the node
@@ -304,7 +308,7 @@ class ObjectStorage:
         return Found([Match(0, path, path)], {})
 
     def _check_endpoint(self, location: str, address: Address, *, asks: bool) -> None:
-        """Check the endpoint that is set, since nothing was found at a location.
+        """Check the endpoint setting after nothing was found at a location.
 
         Args:
             asks: whether to send a request to the endpoint, to see whether the response is a web
@@ -330,8 +334,8 @@ class ObjectStorage:
             )
 
     def _find_version(self, path: str) -> ObjectVersion:
-        """Return the pinned version of an object, after requesting and pinning it if there is
-        none."""
+        """Return the pinned version of an object. If there is none, the current version is
+        requested and pinned."""
         version = None if self._checking else self._known.get(path)
         if version is None:
             client, address = self._open(path)
@@ -359,7 +363,7 @@ class ObjectStorage:
             )
 
     def _open(self, path: str) -> tuple[BucketClient, Address]:
-        """Return the client of the bucket, and the address, of an object. Raises: ConfigError;
+        """Return the client of an object's bucket, and the object's address. Raises: ConfigError;
         UnsupportedFileError."""
         address = parse_location(path)
         check_key(path, address.key)
@@ -381,15 +385,15 @@ class ObjectStorage:
         return get_client(address, options, query)
 
     def _lister(self, location: str, address: Address) -> BucketLister:
-        """Return the lister of the bucket of a location, which must not be on a web server. Raises:
-        ConfigError."""
+        """Return the lister for the bucket of a location, which must not be on a web server.
+        Raises: ConfigError."""
         client = self._client(location, address)
         check_can_list(location)
         return BucketLister(client, get_lister(address, find_options(self._options, location)))
 
 
 def _is_listed(address: Address) -> bool:
-    """Return whether objects at an address are found by LIST."""
+    """Return whether objects at an address are found by LIST requests."""
     return address.scheme not in WEB_SCHEMES and has_wildcard(address.key)
 
 

@@ -1,5 +1,5 @@
-"""The time that a request may take before it is tried again, or sent a second time: learned from
-earlier responses.
+"""The time that a request may take before it is tried again, or sent a second time. It is learned
+from earlier responses.
 
 With a fixed time-out, requests that a slow source would still have answered are repeated, which
 makes the source slower. So more time is given if responses usually take longer, as they do behind a
@@ -15,22 +15,23 @@ from megablend.storage.objects.rate_limiter import FIRST_REQUESTS
 LARGE_BYTES = 1 << 20
 """The size above which a response is received in parts, each of which shows that the source is alive."""
 _SLOWEST_FACTOR = 3.0
-"""A response may take as long as the slowest earlier one, multiplied by this."""
+"""The multiple of the time of the slowest earlier response that a response may take."""
 _SLOWEST_DECAY = 0.95
-"""The time of the slowest response is multiplied by this after each further one, so that a single slow
-response is forgotten."""
+"""The factor by which the time of the slowest response is multiplied after each further response,
+so that a single slow response is forgotten."""
 _RATE_WEIGHT = 0.1
 """The weight of a new response in the average of the rate."""
 _RATED_BYTES = 1024
-"""The size up to which responses say nothing about the rate: they take as long as a round trip."""
+"""The size up to which responses say nothing about the rate, since they take only a round trip."""
 _RATE_DIVISOR = 4
-"""A response may come as slowly as at the average rate divided by this."""
+"""The divisor of the average rate: a response may come as slowly as at the quotient."""
 _SLOW_RATE = 4096.0
-"""The rate of one request, in bytes per second, that is assumed before a rate was measured."""
+"""The rate of one request, in bytes per second, that is assumed until a rate is measured."""
 _MIN_LATER = 8
-"""The fewest later responses by which a request is overtaken, if fewer requests are in flight."""
+"""The minimum number of later responses after which a request counts as overtaken."""
 _SAME_TIME_DIVISOR = 5
-"""Requests that are sent within the read time-out divided by this count as sent at the same time."""
+"""The divisor of the read time-out: requests that are sent within the quotient count as sent at the
+same time."""
 _LATE_QUANTILE = 0.99
 """The quantile of the times of recent responses above which a response is late."""
 _RECENT = 200
@@ -41,7 +42,7 @@ than a response."""
 
 
 class Timing:
-    """The times of one source's responses; used in the event loop only.
+    """The times that the responses of one source have taken; used in the event loop only.
 
     Args:
         read_timeout: the seconds of silence that are always allowed.
@@ -51,21 +52,23 @@ class Timing:
         self._read_timeout = read_timeout
         self.num_responses = 0
         self._slowest = 0.0
-        """The seconds that the slowest response took, which decay with each further one."""
+        """The time of the slowest response in seconds, which decays with each further response."""
         self._largest = 0
-        """The bytes of the largest response that came at once; `_slowest` covers its time."""
+        """The size of the largest response that was received in one piece; `_slowest` covers its
+        time."""
         self._rate = 0.0
-        """The average rate of one request, in bytes per second; 0 before one was measured."""
+        """The average rate of one request, in bytes per second; 0 until a rate is measured."""
         self._sent_times: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
-        """The times at which the requests of the last responses had been sent."""
+        """The times at which the requests for the last responses were sent."""
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        """The seconds of the last responses that came at once."""
+        """The times in seconds of the last responses that were received in one piece."""
         self._until_ranked = _RANK_EVERY
         self._late = 0.0
-        """The seconds that 99 of 100 responses take at most; 0 if too few are known."""
+        """The time in seconds within which 99 of 100 responses arrive; 0 if too few responses are
+        known."""
 
     def note(self, sent_at: float, seconds: float, size: int) -> None:
-        """Note that a request, sent at `sent_at`, got a response of `size` bytes after
+        """Record that a request, sent at `sent_at`, got a response of `size` bytes after
         `seconds`."""
         self._sent_times.append(sent_at)
         self.num_responses += 1
@@ -83,35 +86,37 @@ class Timing:
             self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, sent_at: float, in_flight: int) -> bool:
-        """Return whether as many later requests have got responses as are in flight. A request sent
-        at `sent_at` is then not just waiting for its turn. Requests that were sent at about the
-        same time are answered in any order."""
+        """Return whether a request sent at `sent_at` has been overtaken: as many later requests
+        have got responses as are in flight, so the request is not just waiting for its turn.
+        Requests that were sent at about the same time do not count as later, since they are
+        answered in any order."""
         later = sent_at + self._read_timeout / _SAME_TIME_DIVISOR
         return sum(other > later for other in self._sent_times) >= max(_MIN_LATER, in_flight)
 
     def allow(self, size: int) -> float:
-        """Return the seconds without a byte after which a request counts as stalled: longer than
-        the read time-out if responses have been slow.
+        """Return the number of seconds without a byte after which a request counts as stalled. It
+        is longer than the read time-out if responses have been slow.
 
         Args:
-            size: the bytes that are waited for together, which all bytes of a small response are; 0
-                if any byte is a sign of life.
+            size: the number of bytes that arrive together, which is the whole of a small response;
+                0 if bytes arrive one part after another, so that each part shows that the source
+                responds.
         """
         patience = max(self._read_timeout, _SLOWEST_FACTOR * self._slowest)
         return patience + self._transfer_seconds(size)
 
     def allow_stalled(self, size: int) -> float:
-        """Return the seconds as `allow` does, for a request that later ones have overtaken: the
+        """Return the same as `allow`, but for a request that later requests have overtaken: the
         source is not slow, so the times of other responses are no reason to wait longer."""
         return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:
-        """Return the seconds after which a response is late enough to send its request a second
-        time: twice the seconds that 99 of 100 responses take at most; None if too few are known."""
+        """Return the number of seconds after which a request is sent a second time: twice the time
+        within which 99 of 100 responses arrive. None if too few responses are known."""
         return 2 * self._late if self._late else None
 
     def _transfer_seconds(self, size: int) -> float:
-        """Return the additional seconds that `size` bytes may take if all responses so far had
-        fewer."""
+        """Return the additional seconds that a response of `size` bytes may take because it is
+        larger than all earlier responses."""
         more_bytes = max(0, size - self._largest)
         return more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)

@@ -1,5 +1,5 @@
-"""Lists of URLs, as braces or text files, since web servers do not list their files; and queries of
-URLs, which are secrets."""
+"""Lists of URLs, as braces or text files, since web servers do not list their files; and the
+queries of URLs, which are secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from megablend.errors import ConfigError
 LIST_ENDING = ".urls"
 """The suffix of a local text file with one URL per line."""
 MAX_URLS = 1_000_000
-"""The largest number of URLs that braces may stand for: more are probably a typing error."""
+"""The maximum number of URLs that braces may stand for. A larger number is probably a typing
+error."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 _WEB = re.compile(r"https?://", re.IGNORECASE)
@@ -29,8 +30,8 @@ def expand_location(location: str) -> list[str]:
     """Return the URLs that a location stands for if it has braces or is a text file of URLs;
     otherwise the location itself.
 
-    Raises: ConfigError if the file cannot be read or contains something else, or braces stand
-        for too many.
+    Raises: ConfigError if the file cannot be read or contains anything but URLs, or if braces stand
+        for too many URLs.
     """
     if is_web(location):
         return expand_braces(location)
@@ -40,7 +41,7 @@ def expand_location(location: str) -> list[str]:
 
 
 def split_query(location: str) -> tuple[str, str]:
-    """Return a URL without its query and fragment, and the query."""
+    """Split a URL into the URL without query and fragment, and the query."""
     if not is_web(location):
         return location, ""
     plain, _, query = location.partition("#")[0].partition("?")
@@ -48,8 +49,8 @@ def split_query(location: str) -> tuple[str, str]:
 
 
 def expand_braces(url: str) -> list[str]:
-    """Expand `{a,b}` and `{00..12}` of a URL as a shell does, except in its query. Raises:
-    ConfigError."""
+    """Return the URLs that a URL with braces stands for: `{a,b}` and `{00..12}` are expanded as by
+    a shell, except in the query. Raises: ConfigError."""
     plain, mark, query = url.partition("?")
     pieces = _BRACES.split(plain)
     choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]
@@ -76,7 +77,7 @@ def _choices(inside: str) -> list[str]:
 
 
 def _read_lines(path: str) -> Iterable[str]:
-    """Read a text file of URLs. Raises: ConfigError."""
+    """Return the URLs in a text file. Raises: ConfigError."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """Call a coroutine function for many items with a few tasks, about as many as requests are
 admitted.
 
-A task for each item, all made at once, would cost more CPU time than the requests: the garbage
+A task for each item, all created at once, would cost more CPU time than the requests: the garbage
 collector traverses all tasks that wait.
 """
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 async def call_each(
     call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
 ) -> None:
-    """Call a coroutine function for each item, for as many items at a time as `limiter` admits
+    """Call a coroutine function for each item. As many calls run at a time as `limiter` admits
     requests.
 
-    Raises: the first exception of a call, after which the others are cancelled.
+    Raises: the first exception of a call; the other calls are then cancelled.
     """
     await _Calls(call, items, limiter).run()
 
 
 class _Calls(Generic[T]):
-    """The calls of one `call_each`. Nested functions instead of this class would refer to each other,
-    and so keep alive all objects that `call` refers to, such as the memory that is read into, until
-    the garbage collector runs."""
+    """The state of one call of `call_each`. Nested functions instead of this class would refer to
+    each other. They would keep alive all objects that `call` refers to, such as the memory that is
+    read into, until the garbage collector runs."""
 
     def __init__(
         self, call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
@@ -44,7 +44,7 @@ class _Calls(Generic[T]):
         self._finished = self._loop.create_future()
 
     async def run(self) -> None:
-        """See `call_each`."""
+        """Run all calls; see `call_each`."""
         self._limiter.backlog += len(self._items_left)
         try:
             for _ in range(min(len(self._items_left), int(self._limiter.limit))):
@@ -73,7 +73,7 @@ class _Calls(Generic[T]):
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Note that a task has ended. The first error, or the end of the last task, ends the whole
+        """Handle the end of a task. The first error, or the end of the last task, ends the whole
         call."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
