@@ -28,7 +28,7 @@ def allocate_bytes(size: int) -> Bytes:
 
 
 def read_range(storage: Storage, path: str, offset: int, size: int) -> bytes:
-    """Read one range through `Storage.read_ranges`. Storages implement `Storage.read` by this
+    """Read one range through `Storage.read_ranges`. Some storages implement `Storage.read` by this
     function."""
     out, begins = storage.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
     return out[begins[0] : begins[0] + size].tobytes()

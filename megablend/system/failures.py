@@ -30,8 +30,8 @@ _REMEDIES = {
 }
 """The remedies for system errors, by errno."""
 _COPIES = set[str]()
-"""The folders on this node that hold copies of caches in object stores; the setting `local_cache`
-names their parent folder."""
+"""The folders on this node that hold copies of caches in object stores. The setting `local_cache`
+chooses their location."""
 _ENOUGH_FILES = 1024
 """The number of open files that is usually enough for a process."""
 _NO_THREAD = "can't start new thread"

@@ -25,7 +25,7 @@ class ForkSafeStorage(WrapperStorage):
     workers, and in a process that already has a client.
 
     Args:
-        inner: reads all other files, and all files in the exceptions; picklable.
+        inner: the storage that reads, either in the helper or in this process; picklable.
         checking: whether `inner` is for checking: it accepts new versions of files.
     """
 

@@ -15,7 +15,7 @@ from megablend.storage.objects.rate_limiter import FIRST_REQUESTS
 LARGE_BYTES = 1 << 20
 """The size above which a response is received in parts, each of which shows that the source is alive."""
 _SLOWEST_FACTOR = 3.0
-"""The multiple of the time of the slowest earlier response that a response may take."""
+"""A response may take this many times as long as the slowest earlier response."""
 _SLOWEST_DECAY = 0.95
 """The factor by which the time of the slowest response is multiplied after each further response,
 so that a single slow response is forgotten."""
@@ -24,14 +24,14 @@ _RATE_WEIGHT = 0.1
 _RATED_BYTES = 1024
 """The size up to which responses say nothing about the rate, since they take only a round trip."""
 _RATE_DIVISOR = 4
-"""The divisor of the average rate: a response may come as slowly as at the quotient."""
+"""A response may arrive as slowly as at the average rate divided by this number."""
 _SLOW_RATE = 4096.0
 """The rate of one request, in bytes per second, that is assumed until a rate is measured."""
 _MIN_LATER = 8
 """The minimum number of later responses after which a request counts as overtaken."""
 _SAME_TIME_DIVISOR = 5
-"""The divisor of the read time-out: requests that are sent within the quotient count as sent at the
-same time."""
+"""Requests that are sent within the read time-out divided by this number count as sent at the same
+time."""
 _LATE_QUANTILE = 0.99
 """The quantile of the times of recent responses above which a response is late."""
 _RECENT = 200
@@ -68,8 +68,13 @@ class Timing:
         known."""
 
     def note(self, sent_at: float, seconds: float, size: int) -> None:
-        """Record that a request, sent at `sent_at`, got a response of `size` bytes after
-        `seconds`."""
+        """Record the time that a response took.
+
+        Args:
+            sent_at: the time at which the request was sent, by the clock of the event loop.
+            seconds: the time from the request to the end of the response.
+            size: the size of the response in bytes.
+        """
         self._sent_times.append(sent_at)
         self.num_responses += 1
         self._slowest = max(seconds, _SLOWEST_DECAY * self._slowest)
