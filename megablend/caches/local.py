@@ -219,7 +219,7 @@ class LocalCacheStore:
         with reading(folder):
             if kind == RUNS:
                 for first in sorted(folder.glob("*/0000.json")):
-                    # A run may be named 0000, and have skips
+                    # `skips/0000.json` is not a ledger: it has the skips of a run named 0000
                     if first.parent != self.folder / SKIPS:
                         raise copied_cache(str(first))
             return [

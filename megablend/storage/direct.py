@@ -70,7 +70,7 @@ class DirectStorage(LocalStorage):
         begins = first_aligned + ends - lengths
         try:
             with self.direct_pool.borrow(path, self.opened) as fd:
-                # A range may be read to the file's last byte, and not beyond
+                # An extended range may end after the end of the file
                 for i in fill_ranges(fd, starts, lengths, begins, False, out):
                     begin = int(begins[i])
                     memory = out[begin : begin + int(lengths[i])].data

@@ -59,7 +59,7 @@ def find_files(pattern: str) -> Found:
     if it has wildcard characters."""
     parent, name = os.path.split(pattern)
     real_parent = os.path.realpath(parent)
-    with contextlib.suppress(OSError):  # a source may have hundreds of thousands of files
+    with contextlib.suppress(OSError):  # quickly, since a source may list 100,000s of files
         if stat.S_ISREG(Path(pattern).lstat().st_mode):
             return Found([Match(0, pattern, _join(real_parent, name))], {})
     root, parts = _split_at_wildcard(pattern)
@@ -108,7 +108,7 @@ class _Folder(NamedTuple):
     def enter(self, name: str) -> tuple[str, str]:
         """Return the path and the real path of an entry of this folder that is not a link."""
         path = _join(self.path, name)
-        # One string where there are no links: strings are most of the memory of a listing
+        # Without links, both are the same string: strings take most of the memory of a listing
         return path, path if self.path == self.real else _join(self.real, name)
 
 

@@ -157,7 +157,7 @@ class LocalStorage:
         out = allocate(int(ends[-1]) if len(ends) else 0)
         try:
             with self.pool.borrow(path, self.opened) as fd:
-                # A single range takes one call, unless that stops early
+                # A single range takes one call, unless the call stops early
                 is_read = len(sizes) == 1 and os.preadv(fd, [out.data], int(offsets[0])) == len(out)
                 if not is_read:
                     _fill(path, fd, offsets, sizes, begins, out)

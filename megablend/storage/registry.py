@@ -94,7 +94,7 @@ def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
         return objects.mirror
     if Path(folder).is_file():
         raise ConfigError(f"{MIRROR_VARIABLE}: {folder} is a file\nset it to the mirror's folder")
-    # Imported here, since pydantic takes longer than all else that paths without a mirror need
+    # Imported here, since importing pydantic takes long, and only mirrors need it
     from megablend.storage.mirror_options import MirrorOptions, make_mirror_absolute
 
     try:

@@ -32,7 +32,7 @@ class RequestedReads(Waits):
         CancelledError."""
         try:
             super().cancel()
-        finally:  # also if another interrupt ends this
+        finally:  # also if another interrupt ends the cancelling
             with self._has_room:
                 self._has_room.notify_all()
 

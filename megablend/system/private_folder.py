@@ -112,7 +112,7 @@ def _unmapped_root() -> Iterator[int]:
     """Yield the id of the user that seems to own the system's folders in a container that does not
     map root; yield nothing elsewhere."""
     with contextlib.suppress(OSError, ValueError):
-        # The first mapping: its first user in the container, that user outside, and their number
+        # The first mapping: the first id in the container, the same id outside, and the number
         words = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
         first, _, count = (int(word) for word in words[:3])
         if first or count < (1 << 32) - 1:

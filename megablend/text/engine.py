@@ -184,7 +184,7 @@ class GigatokenEngine(Engine):
 
     def _encode(self, texts: Sequence[str]) -> Tokens:
         """Tokenise texts with gigatoken."""
-        # Never its thread pool: workers are processes, and a pool does not survive a fork
+        # Without gigatoken's thread pool: workers are processes, and a pool does not survive a fork
         layout = self._fast.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(layout.offsets.data).astype(np.int64)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]

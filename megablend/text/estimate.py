@@ -132,7 +132,7 @@ class _Trial:
         self._engine.encode(sample.texts[:MIN_CHECKED])  # fills caches
         start = time.process_time()
         tokens = self._engine.encode(sample.texts)
-        # Not in the folder of tokens: a dry run changes nothing
+        # Not in the folder of tokens, since a dry run changes nothing there
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "part")
             with TokenFileWriter(path, has_keys=setup.fields.key is not None) as writer:

@@ -48,7 +48,7 @@ class Part:
         same_kind["count"] += 1
         if same_kind["count"] <= MAX_PLACES:
             same_kind["first"].append([*bad.place, bad.reason])
-        # Token files are the same bytes in whichever order the kinds were first seen
+        # Sorted, so that the bytes of token files do not depend on the order of the kinds
         self.bad = dict(sorted(self.bad.items()))
 
 

@@ -226,7 +226,7 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
     max_bytes = config.max_document
     if max_bytes is None:
         max_bytes = _MAX_DOCUMENT if tokenizer.is_listed else _MAX_DOCUMENT_SLOW
-    # The token's number is an option: it comes from another file, not from the tokenizer's
+    # The token's id is an option, since a file next to tokenizer.json decides it
     bos = source.bos and find_named_token(Path(tokenizer.path), "bos_token")
     options = [source.text, source.key, bos, source.add_special_tokens, max_bytes]
     return Setup(

@@ -59,7 +59,7 @@ def reporting_damage(path: str, remedy: str) -> Iterator[None]:
         is_damage = getattr(error, "errno", None) is None
         if isinstance(error, DataError | MemoryError) or not is_damage:
             raise
-        reason = " ".join(str(error).split())  # it may have several lines
+        reason = " ".join(str(error).split())  # a message may have several lines
         raise CorruptFileError(
             path, f"cannot be read ({reason}); it is truncated or damaged: {remedy}"
         ) from error
@@ -78,7 +78,7 @@ class TableFile:
         source = open_file(storage, path, size)
         with reporting_damage(path, _REMEDY):
             if path.lower().endswith(PARQUET):
-                import pyarrow.parquet as pq  # few need it, and it takes some 50 ms
+                import pyarrow.parquet as pq  # few processes need it, and it takes some 50 ms
 
                 self._file: Any = pq.ParquetFile(source)
                 schema = self._file.schema_arrow
@@ -270,7 +270,7 @@ def _pick(batch: Any, names: Sequence[str]) -> Any:
         values = column.dictionary
         pa.DictionaryArray.from_arrays(column.indices, values)  # this checks the indices
     as_bytes = _TEXT_TYPES.get(str(values.type))
-    # As bytes, since a text that is not UTF-8 is a bad document, not a damaged file
+    # Checked as bytes: a text that is not UTF-8 is a bad document, not a damaged file
     (values if as_bytes is None else values.view(as_bytes)).validate(full=True)
     return column
 

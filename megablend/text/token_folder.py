@@ -91,7 +91,7 @@ class TokenFolder:
         already."""
         if self._prefix is not None:
             data = written.read_bytes()
-            # Requests of several ranks may collide, and none be carried out
+            # If the requests of several ranks collide, the store may carry out none of them
             if not self._prefix.create(name, data) and self._prefix.describe_all([name]) == [None]:
                 self._prefix.write(name, data)
             return

@@ -106,7 +106,7 @@ def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -
         if dry_run:
             return size
         aside = temp_sibling(receipt)
-        # From here on, a process that notes its use finds no receipt, and waits for the lock
+        # From here on, a process that needs the copy finds no receipt, and waits for the lock
         receipt.rename(aside)
         if aside.stat().st_mtime >= before:
             aside.rename(receipt)
@@ -173,7 +173,7 @@ class Copies:
         """Read a small file of a commit. Raises: the same errors as `update`."""
         if self.find_complete(folder) == commit:
             return read_regular(self._node / folder / name)
-        # Not by way of the disk, which may be full or read-only
+        # Read into memory, since the disk may be full or read-only
         key = f"{folder}/{commit.files[name].at}/{name}"
         data = self._prefix.read(key)
         if data is None:

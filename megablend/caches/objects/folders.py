@@ -216,7 +216,7 @@ class Folders:
         has other content, or is damaged."""
         if last.files and self._has_all(folder, last):
             with suppress(CacheError):
-                # This node's copy may be damaged, and the store's objects not
+                # This node's copy may be damaged, while the store's objects are intact
                 if any(
                     is_same(self.fetch(folder, is_fresh=each), written) for each in (False, True)
                 ):

@@ -353,7 +353,7 @@ def check_creates_once(prefix: ObjectPrefix) -> None:
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:
             winners = prefix.create_each(key, [b"%d" % number for number in range(_RACERS)])
-            # Where requests collided and none was carried out, there is nothing to replace
+            # If requests collided and none was carried out, there is nothing to replace
             is_replaced = winners > 0 and prefix.create(key, b"late")
         finally:
             prefix.remove([key])

@@ -82,7 +82,7 @@ def _parse_url(location: str, scheme: str) -> Address:
     may be a signature."""
     shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
     server, _, path = shown.partition("://")[2].partition("/")
-    # A password may have slashes, or what begins a query
+    # A password may have slashes, or characters that begin a query
     is_cut = "@" in location and re.search(r":(?![0-9]*$)", server) and not server.startswith("[")
     if "@" in server or is_cut:
         host = f"{server.rpartition('@')[2]}/{path}" if "@" in server else "..."

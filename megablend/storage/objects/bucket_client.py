@@ -143,8 +143,8 @@ class BucketClient:
             if request.hedge is not None:
                 request.hedge.cancel()
             self.limiter.leave(wanted.size)
-            # If no response has come meanwhile, all requests are slow, which `timing` does not learn
-            # from requests that were ended: the next attempt gets more time
+            # If no response has come meanwhile, all requests are slow. `timing` does not learn this
+            # from cancelled requests, so the next attempt gets more time
             if self.timing.num_responses == responses_before:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 

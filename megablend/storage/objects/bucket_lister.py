@@ -127,7 +127,7 @@ class BucketLister:
                     return _read_list_failure(error, address)
                 if batch is None:
                     return builder.build()
-                # Not in the `try`: what fails here would fail again
+                # Outside of the `try`, since an error here would occur again in a further attempt
                 builder.extend(_make_table(batch, address))
 
         objects = unwrap(pattern, await self._client.policy.retry(pattern, attempt), is_list=True)

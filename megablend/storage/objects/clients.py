@@ -93,7 +93,7 @@ def _note_busy(root: str, seconds: float) -> None:
 def slow_down(root: str, seconds: float) -> None:
     """Send fewer requests to a root, and no requests for some seconds, since another process has
     found the root to be busy."""
-    _note_busy(root, seconds)  # done first: a limiter that is made meanwhile takes its pause here
+    _note_busy(root, seconds)  # first, for limiters that are created meanwhile
     with _stores.lock:
         limiters = [
             limiter for (limited_root, _), limiter in _limiters.items() if limited_root == root

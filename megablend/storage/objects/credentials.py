@@ -98,7 +98,7 @@ def _naming_profile(named: str | None) -> Iterator[None]:
         yield
     except ProfileNotFound:
         raise
-    except Exception as error:  # of any class if a program's output is not as it should be
+    except Exception as error:  # any class, if a program's output is malformed
         is_shown = isinstance(error, BotoCoreError) and not isinstance(
             error, CredentialRetrievalError
         )

@@ -39,7 +39,7 @@ async def is_page(server: Any, key: str, seconds: float) -> bool:
     """
     try:
         return await asyncio.wait_for(_is_page(server, key), seconds)
-    except Exception as error:  # raised by the client; its text ends with the server's response
+    except Exception as error:  # raised by the client; the message ends with the server's response
         return _PAGE.search(str(error)) is not None
 
 

@@ -126,7 +126,7 @@ def get_helper() -> Helper:
         return _helper
 
 
-@atexit.register  # its thread must not run on while the interpreter shuts down
+@atexit.register  # the helper's thread must end before the interpreter shuts down
 def close_helper() -> None:
     """Stop this process's helper, if there is one. The next read starts a new helper."""
     global _helper

@@ -71,7 +71,7 @@ def _translate_token(token: re.Match[str]) -> str:
         return re.escape(token[0])
     ranges = [(low, high or low) for low, high in _RANGE.findall(token[2])]
     is_inverse = bool(token[1])
-    if not is_inverse:  # no name has a slash
+    if not is_inverse:  # names have no slashes, so ranges are divided at the slash
         divided = [
             ((low, "."), ("0", high)) if low <= "/" <= high else ((low, high),)
             for low, high in ranges

@@ -50,7 +50,7 @@ class _Loop:
     def close(self) -> None:
         """Cancel requests in flight, and stop the loop. Otherwise the client aborts the process if
         one of its threads has a response for an interpreter that has shut down."""
-        with contextlib.suppress(Exception):  # the process ends in any case
+        with contextlib.suppress(Exception):  # the process exits in any case
             asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(
                 timeout=_CLOSE_SECONDS + _REST_SECONDS + 1.0
             )

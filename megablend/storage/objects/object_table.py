@@ -37,7 +37,7 @@ class ObjectTable(NamedTuple):
             root: the location of the bucket.
             pattern: the pattern of keys.
         """
-        # Imported here: processes that only read local files do without it
+        # Imported here, since processes that only read local files do not need it
         import pyarrow as pa
         from pyarrow import compute as pc
 

@@ -163,7 +163,7 @@ def _client_options(
     settings: dict[str, Any] = {
         "allow_http": target.startswith("http://"),
         "connect_timeout": timedelta(seconds=options.connect_timeout),
-        # Only a backstop: each request knows how long responses take, and ends a stalled one itself
+        # A last resort: each request ends by itself if its response stalls
         "timeout": timedelta(seconds=options.give_up_after + 3600),
         "user_agent": "megablend",
     }

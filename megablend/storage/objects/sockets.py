@@ -148,7 +148,7 @@ class SocketReader:
         found = self._targets.get(
             (key, period, self._generation), lambda: loop.create_task(self._make_target(key))
         )
-        request.waits_for = waiting = asyncio.shield(found)  # others also wait for it
+        request.waits_for = waiting = asyncio.shield(found)  # other requests also wait for it
         try:
             return await waiting
         except Exception as error:  # raised by the client, which is asked again

@@ -125,7 +125,7 @@ class ObjectStorage:
     def find_table(self, pattern: str) -> FileTable | None:
         """See TableStorage.find_table. Raises: see `find`."""
         address = parse_location(pattern)
-        # Ids of versions are not part of listings
+        # Listings do not contain the ids of versions
         if not _is_listed(address) or find_options(self._options, pattern).versions:
             return None
         with self._explaining(pattern, address):
@@ -150,7 +150,7 @@ class ObjectStorage:
         folders, objects = self._list(pattern, address)
         paths = sorted(set(objects.paths.take(objects.matches).list_all()))
         client = self._client(pattern, address)
-        if client.options.versions:  # their ids are not part of listings
+        if client.options.versions:  # listings do not contain the ids of versions
             skip = len(address.root) + 1
             loop.run(self._find_versions(client, paths, [path[skip:] for path in paths]))
         else:
