@@ -240,8 +240,12 @@ def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes
 
 
 def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
-    """Return the error for a file of `found` bytes of which `size` bytes at `offset` are
-    requested."""
+    """Return the error for a file that ends before a requested range does.
+
+    Args:
+        offset, size: the requested range.
+        found: the size of the file.
+    """
     return CorruptFileError(
         path,
         f"truncated: expected {size} bytes here, but the file ends at byte {found}; restore the file",

@@ -107,7 +107,8 @@ class MirrorOptions(Settings):
     port: Port = 7171
     """The port at which this node listens for other nodes."""
     advertise: Address | None = None
-    """The `host` or `host:port` by which other nodes reach this node; None for its name."""
+    """The `host` or `host:port` by which other nodes reach this node; None for the name of this
+    node."""
     strict: bool = False
     """Whether nodes that are missing at the start are an error, not a warning."""
     secret_file: LocalPath | None = None

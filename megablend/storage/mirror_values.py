@@ -23,9 +23,9 @@ from megablend.storage.url_checks import split_address
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
 """The prefixes that a mirror covers by default: all object stores and web servers."""
 LAUNCHERS = ("slurm", "torch", "etcd")
-"""The values of `nodes` with which Slurm, torchrun or etcd provides the list of nodes."""
+"""The values of `nodes` that leave the list of nodes to Slurm, torchrun or etcd."""
 ALL = "all"
-"""The value of `copies` with which each node has a copy."""
+"""The value of `copies` for a copy on each node."""
 LEAST_SIZE = 4 << 10
 """The minimum size of a mirror in bytes. It is the size of a page: a smaller mirror could hold
 nothing."""

@@ -1,4 +1,4 @@
-"""Read a file from beginning to end in portions, several of which are requested at a time if reads
+"""Read a file from beginning to end in portions. Several portions are requested at a time if reads
 wait for a network."""
 
 from __future__ import annotations

@@ -250,8 +250,8 @@ _CONNECTION_FAILURES = (
         ),
     ),
 )
-"""Failures without a status: words of the error's name or description in lower case, and the failure
-that one of them means."""
+"""Failures without a status. Each has words, in lower case; if the error's name is one of them, or
+its description contains one, the failure is the cause."""
 
 
 def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
@@ -327,8 +327,8 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """Return the key because of which a LIST request failed, since the client cannot represent such
-    a key; None if it failed for another reason."""
+    """Return the key that made a LIST request fail, since the client cannot represent the key; None
+    if the request failed for another reason."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )

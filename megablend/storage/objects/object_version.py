@@ -34,7 +34,7 @@ class ObjectVersion:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The options of a GET with which the store sends only this version."""
+        """Options for a GET request that make the store send only this version."""
         if self.version_id is not None:
             return {"version": self.version_id}
         if self.etag:
