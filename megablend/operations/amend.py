@@ -1,5 +1,5 @@
-"""amend: change a run's blend from a sample on, without losing or repeating a token, and describe
-what that changes."""
+"""amend: change the blend of a run from a given sample on, without losing or repeating a token, and
+describe the changes."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outlook(Record):
-    """How the rest of a run, from an amendment on, reads a source."""
+    """A forecast of how a source is read in the rest of a run, from an amendment on."""
 
     share: float
-    """Fraction of the samples."""
+    """Fraction of the samples that come from the source."""
     tokens: int
     """Number of tokens of the source that are read."""
     epochs: float
-    """The number of epochs of the source that have been read at the run's end."""
+    """Number of epochs of the source that will have been read when the run ends."""
     first_repeat: int | None
-    """The first sample from the amendment on that reads a token again; None if there is none."""
+    """The first sample from the amendment on that reads a token of the source again; None if no
+    sample does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AmendedSource(Record):
-    """A source in the rest of a run, without and with an amendment."""
+    """The forecasts for a source in the rest of a run, before and after an amendment."""
 
     name: str
     before: Outlook
@@ -68,20 +69,21 @@ class Amendment(Record):
     committed: bool
     """Whether the amendment was made; False with `dry_run`."""
     requested: int
-    """The sample that was requested."""
+    """The sample at which the amendment was requested."""
     at: int
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
-    """Number of samples from `at` on that are read with the old settings, since the length of
-    samples changes, or files are withdrawn."""
+    """Number of samples from `at` on that are still read with the old settings, because the length
+    of samples changes or files are withdrawn."""
     drained: Drain | None
     """The samples that `drain` counts, by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]
-    """For each drain from `at` on, a dict of `from` and `drain`: with these settings in its stages,
-    a config makes the same run without amendments."""
+    """For each drain (samples still read with the old settings) from `at` on, a dict of `from` and
+    `drain`. A config whose stages have these settings makes the same run without amendments."""
     fitting_unit: int | None
-    """A number that steps (micro batch x ranks) must divide, since the length or the masks of
-    samples can change only between steps; None if they do not change."""
+    """The number of samples per step (micro batch x ranks) must be a divisor of this number,
+    because the length or the masks of samples can only change between steps. None if they do not
+    change."""
     plan_before: str
     """Digest of the plan without the amendment."""
     plan: str
@@ -93,8 +95,9 @@ class Amendment(Record):
     """Dicts of `what`, `before` and `after`: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
     note: str | None
-    """Files that the config's paths match now, but that are not in the index that the run reads; and
-    stages and skipped ranges that the amended run no longer has. None if there are none."""
+    """A note about files that the config's paths match now but that are not in the index that the
+    run reads, and about stages and skipped ranges that the amended run no longer has. None if there
+    are none."""
 
 
 @translating("amend")
@@ -108,16 +111,18 @@ def amend(
     cache: str | None = None,
     dry_run: bool = False,
 ) -> Amendment:
-    """Let a run continue, from a sample on, with the next stage that its edited config lists.
+    """Amend a run: from a given sample on, it continues with the next stage that its edited config
+    lists.
 
-    States saved before that sample stay valid, and are resumed on the amended plan. A state that
-    is past the sample on the earlier plan is refused, unless the run is amended again with that
+    States saved before that sample stay valid, and resume on the amended plan. A state that was
+    saved after it, on the earlier plan, is refused, unless the run is amended again with that
     `state`.
 
     Args:
-        at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
-        state: given instead of `at`, a state from `state_dict()`: the sample is `after` samples
-            after its position.
+        at: number of the sample, which is rounded up to the end of a cycle of lanes x
+            shuffle_window samples.
+        state: a state from `state_dict()`, given instead of `at`. The run is amended `after`
+            samples after the state's position.
         batch: samples that all ranks read in a step, micro batch x ranks. The length of samples
             changes only at a multiple of `batch`, counted from sample 0, and of the lanes before
             and after; by default, at a multiple of the lanes alone.
@@ -223,7 +228,8 @@ def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | N
 def _describe_left_out(
     config: Config, cut: Ledger, amended: Ledger, committed: Ledger
 ) -> list[str]:
-    """Name the stages, and the skipped samples, of a run that its amendment leaves out."""
+    """Return notes about the stages and the skipped samples of a run that its amendment leaves
+    out."""
     notes = []
     starts = list_left_out(cut, amended, committed)
     if starts:
@@ -241,7 +247,7 @@ def _describe_left_out(
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
-    """Refuse an amendment within samples that are skipped. Raises: ConfigError."""
+    """Check that the sample of an amendment is not within a skipped range. Raises: ConfigError."""
     skipped = load_skips(config.cache_store, ledger).containing(at)
     if skipped is not None:
         raise ConfigError(
@@ -251,8 +257,8 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
 
 
 def _check_stages(config: Config, cut: Ledger) -> None:
-    """Refuse a config without stages. Raises: ConfigError that lists the run's stages as a config
-    would."""
+    """Check that the config has stages. Raises: ConfigError, which lists the run's stages as they
+    would be written in a config."""
     stop = cut.num_samples
     if not config.stages and stop < cut.stages[-1].end:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
@@ -271,7 +277,12 @@ def _check_stages(config: Config, cut: Ledger) -> None:
 def _describe(
     run: Run, before: Run, at: int, requested: int, *, committed: bool, note: str | None
 ) -> Amendment:
-    """Describe what an amendment changes. `run`: the amended run; `before`: the run as it was."""
+    """Describe what an amendment changes.
+
+    Args:
+        run: the amended run.
+        before: the run before the amendment.
+    """
     ledger = before.ledger
     number = run.ledger.starts.index(at)
     drain = describe_drain(run, number)
@@ -311,7 +322,7 @@ def _describe(
 
 
 def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
-    """Return the outlook of each source of the amended run from sample `at` on, [num_sources].
+    """Return the forecast of each source of the amended run, from sample `at` on.
 
     Args:
         plan: the plan before or after the amendment.

@@ -1,4 +1,4 @@
-"""build: index the files that are not indexed yet, then commit the run's order, or extend it.
+"""build: index the files that are not indexed yet, then commit the run, or extend a committed run.
 build_index: only index the files."""
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def build_index(
     """Index the config's files without committing a run. `describe` can then report what a run of
     this config would read.
 
-    Arguments, processes and errors are those of `build`.
+    The arguments and errors are the same as those of `build`, and all ranks must call this
+    function.
 
     Returns: the same result on all ranks.
     """
@@ -82,8 +83,8 @@ def build(
     checksums: bool = False,
     processes: int | None = None,
 ) -> BuildResult:
-    """Index the config's files and write the run's ledger, in one process or on every rank of an
-    MPI job, which share the work.
+    """Index the config's files and write the run's ledger. This is done by one process, or by all
+    ranks of an MPI job, which share the work.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
@@ -93,7 +94,8 @@ def build(
         storage: finds and reads files, instead of the config's storage; the same on all ranks.
         checksums: also make checksums of all blocks of the index, which reads all data once. Reads
             from anything but a local disk are then checked against them.
-        processes: processes of each rank that tokenise text; by default as many as it has cores.
+        processes: number of processes of each rank that tokenise text; by default the number of its
+            cores.
 
     Returns: the same result on all ranks.
     Raises: ConfigError, also if the ranks' configs differ; PlanError, DataError, CacheError,
@@ -180,16 +182,18 @@ def _index(
 def _check_same_config(launch: Communicator, config: Config) -> None:
     """Check that the configs of all ranks request the same index and run. Collective.
 
-    Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
+    Raises: ConfigError on all ranks, which names the keys that differ and the ranks.
     """
-    # Nodes may have different paths to one folder; whether it is the same is checked by a file in it
+    # Nodes may have different paths to the same folder; a file in the folder shows if it is the
+    # same
     skipped = _NODE_KEYS if is_remote(config.cache) else _NODE_KEYS | {"cache"}
     if launch.size > 1:
         check_same_settings(launch, config.model_dump(exclude=set(skipped)))
 
 
 def _list_token_files(session: Session) -> dict[str, list[str]]:
-    """Return the names of the token files that the committed run reads, by their text source."""
+    """Return the names of the token files that the committed run reads, by name of their text
+    source."""
     names = dict[str, list[str]]()
     configured = session.config.all_sources
     for digest in session.ledger.indices if session.ledger else ():
@@ -219,7 +223,8 @@ def _log_report(cache: str, report: BuildReport) -> None:
 
 
 def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
-    """Return the run's ledger as rank 0 finds it; None if there is none. Called by all ranks."""
+    """Return the run's ledger as rank 0 finds it; None if the run has no ledger. Called by all
+    ranks."""
     return launch.bcast(session.ledger if launch.rank == 0 else None)
 
 
@@ -275,8 +280,9 @@ def _build_document_tables(
 
 
 def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
-    """Return the numbers, in the run, of the snapshots that need document tables, by digest: those
-    whose documents the run shuffles, and, as the last one, the newest snapshot."""
+    """Return the snapshots that need document tables, as a dict from digest to the snapshot's
+    number in the run. These are the snapshots whose documents the run shuffles and, as the last
+    entry, the newest snapshot."""
     committed = ledger.indices if ledger is not None else ()
     numbers = {digest: number for number, digest in enumerate(committed)}
     shuffled = {

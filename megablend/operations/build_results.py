@@ -19,7 +19,7 @@ class BuiltIndex(Record):
     documents: TablesReport | None
     """The report on building document tables; None if the run's orders need none."""
     ranks: int = 1
-    """Number of processes that built."""
+    """Number of processes that took part in the build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -31,10 +31,10 @@ class BuildResult(BuiltIndex):
     stages_before: int
     """Number of stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
-    """A line for each file of the older index that is missing or changed, if the run is `pinned`:
-    the run cannot be read to its end."""
+    """If the run is `pinned`: a line for each file of the older index that is missing or changed,
+    so that the run cannot be read to its end."""
     warnings: tuple[str, ...]
-    """Properties of the plan that deserve a second look; see `find_warnings`."""
+    """Warnings about properties of the plan that are probably not intended; see `find_warnings`."""
 
     @property
     def pinned(self) -> bool:

@@ -49,8 +49,8 @@ class CheckResult(Record):
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
-    """A line for each such file that only earlier snapshots of the run have, with the samples that
-    read the file."""
+    """A line for each missing or changed file that only earlier snapshots of the run have, with the
+    samples that read the file."""
     warnings: tuple[str, ...] = ()
     """A line for each property of the run that works, but is probably not intended."""
     uncommitted: str | None = None
@@ -58,8 +58,8 @@ class CheckResult(Record):
     files are compared with what the run reads, not with the config. None if loaders accept the
     config, or there is no run."""
     unfit_steps: str | None = None
-    """The reason why steps of the given size do not fit the run; None if they fit, or no size was
-    given."""
+    """The reason why steps of the given size are incompatible with the run; None if they are
+    compatible, or no size was given."""
 
     @property
     def has_problems(self) -> bool:
@@ -80,25 +80,25 @@ def check(
     """Check, in parallel, whether every file that a run may read exists with the size and times
     that the build recorded.
 
-    If a file was moved, copied or touched since, 64 KiB of it are compared, and a warning says so;
-    `verify(data=True)` compares all of its blocks if the index has their checksums. Without a run
-    of that name, the files of the newest index are checked, if they are those that the config's
-    paths match.
+    If a file has been moved, copied or touched since then, 64 KiB of it are compared, and a warning
+    is returned. (`verify(data=True)` compares all blocks of a file if the index has checksums.) If
+    the run does not exist, the files of the newest index are checked, provided that they are the
+    files that the config's paths match.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         cache: cache folder, instead of the config's `cache`.
-        state: a state from `state_dict()`. Files that the last snapshot lacks are then checked only
-            if samples from its position on read them, and their problems are in `problems`; without
-            a state, they are in `older_problems`.
-        micro_batch_size, data_parallel_size: check that the steps of such loaders, from the state's
-            position (or the first sample) on, fit the changes of length and masks, and the skipped
-            samples.
+        state: a state from `state_dict()`. Files that are only in earlier snapshots are then
+            checked only if samples from the state's position on read them, and their problems are
+            in `problems`. Without a state, their problems are in `older_problems`.
+        micro_batch_size, data_parallel_size: the step size of loaders. If given, check that no
+            step, from the state's position (or the first sample) on, spans a change of length or
+            masks, or skipped samples.
         progress: called as files are checked.
         storage: finds and reads files, instead of the config's storage.
 
-    Raises: ConfigError, PlanError if config and index disagree; CacheError if no index has its
-        files, or the cache is damaged; StateError if `state` is not a state.
+    Raises: ConfigError, PlanError if config and index disagree; CacheError if no index has the
+        config's files, or the cache is damaged; StateError if `state` is not a valid state.
     """
     session = Session(config, cache=cache, storage=storage)
     checked_config = session.config
@@ -123,7 +123,8 @@ def check(
 
 
 def _open(session: Session, state: State | None) -> tuple[Run, str | None]:
-    """Open the run as loaders do; if they refuse the config, open it as it was committed.
+    """Open the run as loaders do. If loaders would refuse the config, open the run as it was
+    committed.
 
     Returns: the run, and the reason why loaders refuse the config; None if they accept it, with or
         without the state.
@@ -148,7 +149,7 @@ def _check_older(
 ) -> CheckResult:
     """Add to a result the problems of files that only older snapshots of the run have, and warnings
     about epochs that are not read to their end."""
-    # For each file, by number: the sample from which on the run does not read it
+    # For each file, by number: the first sample from which on the run no longer reads it
     stops = {
         file.number: file.stop
         for file in list_files(run)
@@ -177,7 +178,7 @@ def check_store(
     withdrawn: Collection[str],
     progress: Callable[[Progress], None] | None = None,
 ) -> CheckResult:
-    """Check the files of an opened index, or of the last one if a run reads several.
+    """Check the files of an opened index, or of the last index if a run reads several.
 
     Args:
         withdrawn: names of sources whose files are left out.

@@ -40,7 +40,8 @@ class SourceTokens(Record):
     largest: int | None
     """Largest id; None if no token was read."""
     vocab_size: int | None
-    """Number of token ids: all ids must be less. None if the config gives no number."""
+    """Size of the vocabulary: all ids must be less than this. None if the config does not give
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -105,7 +106,7 @@ def _check_files(
     """Read the tokens of all files of some sources in threads.
 
     Args:
-        sizes: the number of token ids of each source, by its name.
+        sizes: the vocabulary size of each source, by name.
 
     Returns: the token ids of each file, by its number in the index.
     """
@@ -136,7 +137,7 @@ def _check_files(
 def _source_tokens(
     entry: SourceEntry, files: Sequence[FileTokens], vocab_size: int | None
 ) -> SourceTokens:
-    """Join the token ids of a source's files."""
+    """Return the smallest and largest token id of a source, from those of its files."""
     return SourceTokens(
         name=entry.name,
         files=len(files),

@@ -1,8 +1,9 @@
-"""Find the token ids of a file, and those out of range.
+"""Find the smallest and the largest token id of a file, and ids that are out of range.
 
-`build` refuses files whose stored statistics are out of range: such a file is read, so that the
-error names the row; statistics that turn out to be wrong are ignored. Files without statistics are
-not checked; `megablend check --data` reads everything.
+`build` refuses files that have ids out of range according to their stored statistics. Such a file
+is read, so that the error can name the row; if the statistics turn out to be wrong, they are
+ignored. Files without statistics are not checked by `build`; `megablend check --data` reads
+everything.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from megablend.run.open_store import open_block_store
 from megablend.storage.base import Storage
 
 MAX_IDS = 1 << 32
-"""Number of token ids if no `vocab_size` is given."""
+"""Vocabulary size if no `vocab_size` is given."""
 BATCH_BYTES = 16 << 20
-"""Bytes of tokens that are decoded together; each thread has one batch in memory."""
+"""Number of bytes of tokens that are decoded together. Each thread has one such batch in memory."""
 
 
 class FileTokens(NamedTuple):
@@ -37,7 +38,8 @@ class FileTokens(NamedTuple):
     largest: int | None
     """Largest id; None if no token was read."""
     problem: DataError | None
-    """The error for the first token out of range, or the one with which reading failed."""
+    """The error about the first token out of range, or the error that made reading fail; None if
+    there was no error."""
     is_read: bool
     """Whether the whole file could be read."""
 
@@ -89,8 +91,8 @@ def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) 
     """Refuse an index whose files have tokens outside the vocabulary, according to their
     statistics.
 
-    Raises: DataError, which names file, row and token of the first; ConfigError if a tokenizer
-        cannot be read.
+    Raises: DataError, which names the file, row and value of the first such token; ConfigError if a
+        tokenizer cannot be read.
     """
     lows, highs = snapshot.token_ranges.T
     is_known = lows <= highs
@@ -112,8 +114,11 @@ def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) 
 
 
 def _batches(snapshot: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
-    """Return the numbers of a file's blocks in order, in batches of about BATCH_BYTES of tokens:
-    arrays of int64 [n]."""
+    """Return the numbers of a file's blocks in order, divided into batches of about BATCH_BYTES of
+    tokens.
+
+    Returns: arrays of int64 [n].
+    """
     if not file.num_blocks:
         return []
     blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
@@ -126,8 +131,8 @@ def _batches(snapshot: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]
 def _describe_place(
     path: str, entry: SourceEntry, token_number: int, num_tokens: int, storage: Storage
 ) -> str:
-    """Return the place of a token in a file, in words: its row, or its number if the row cannot be
-    found."""
+    """Return a description of the position of a token in a file, for messages: its row, or its
+    number in the file if the row cannot be found."""
     try:
         row, row_group = find_row(path, entry, token_number, num_tokens, storage)
     except ConfigError:

@@ -1,5 +1,5 @@
-"""Make checksums of an index's blocks, if `build` is asked for them: the ranks share the files, and
-rank 0 commits."""
+"""Compute checksums of all blocks of an index, for `build --checksums`. The files are divided among
+the ranks, and rank 0 commits the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_checksums(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Read all blocks of an index and store their checksums, unless that was done before. Called by
+    """Read all blocks of an index and store their checksums, unless they exist already. Called by
     all ranks.
 
     Raises: DataError; CacheError.

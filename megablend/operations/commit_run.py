@@ -26,14 +26,14 @@ from megablend.run.ledger_file import load_ledger, save_ledger
 from megablend.run.open_store import open_stores
 
 _MAX_RETRIES = 5
-"""Maximum number of times that a commit is repeated because another build was faster."""
+"""Maximum number of times that a commit is repeated because another build committed first."""
 
 
 def commit_run(
     session: Session, report: BuildReport, documents: TablesReport | None
 ) -> BuildResult:
-    """Commit the run. In a cache that cannot be locked, this is repeated if another build was
-    faster."""
+    """Commit the run. In a cache that cannot be locked, the commit is repeated if another build
+    committed first."""
     for _ in range(_MAX_RETRIES):
         with contextlib.suppress(OvertakenError):
             return _commit_once(session, report, documents)
@@ -87,8 +87,8 @@ def _commit_once(
 
 
 def publish_splits(config: Config, store: BlockStore) -> None:
-    """Make the stored splits of a run available to other nodes: those of its snapshots, and those
-    of the document tables by which sources are split."""
+    """Make the stored split ranges of a run available to other nodes: those of its snapshots, and
+    those of the document tables by which sources are split."""
     owners = set[str]()
     for of_snapshot in store.stores:
         snapshot = of_snapshot.snapshot

@@ -15,7 +15,7 @@ from megablend.run.stage import Blend
 from megablend.run.state import State
 
 _TERMS = OLD_KEYS | {"plan": "plan_version"}
-"""Keys of ledgers that have other names in configs, and these names."""
+"""The names in configs of keys that are called differently in ledgers, by the key in ledgers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -30,7 +30,8 @@ class Difference(Record):
     """The value in the second run; None if the run does not have the setting."""
 
     def as_change(self) -> dict[str, Any]:
-        """Return the difference as a change of one run, from a to b."""
+        """Return the difference as a change of one run, with the keys `what`, `before` and
+        `after`."""
         return {"what": self.what, "before": self.a, "after": self.b}
 
 
@@ -60,7 +61,7 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
 
 
 def compare_blends(a: Blend, b: Blend) -> list[Difference]:
-    """Return all settings of two blends with their values in both, whether they differ or not."""
+    """Return each setting of two blends with both values, whether they differ or not."""
     settings_a = describe_blend(a)
     settings_b = describe_blend(b)
     sources = _compare_sources(settings_a.pop("sources"), settings_b.pop("sources"))
@@ -68,15 +69,20 @@ def compare_blends(a: Blend, b: Blend) -> list[Difference]:
 
 
 def _compare(a: dict[str, Any], b: dict[str, Any], of: str = "") -> list[Difference]:
-    """Return all keys of two dicts, each with its values in both. `of` is appended to the keys."""
+    """Return each key of two dicts with both values.
+
+    Args:
+        of: text that is appended to the names of the keys.
+    """
     return [
         Difference(what=key + of, a=a.get(key), b=b.get(key)) for key in sorted(a.keys() | b.keys())
     ]
 
 
 def _compare_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
-    """Return all settings of the sources of two blends; sources that one of them lacks; and, if
-    none does, the sequence of the sources."""
+    """Return each setting of the sources of two blends with both values, and the sources that only
+    one of the blends has. If both have the same sources, the order of the sources is compared,
+    too."""
     by_name_a = {source["name"]: source for source in a}
     by_name_b = {source["name"]: source for source in b}
     names = list(dict.fromkeys([*by_name_a, *by_name_b]))
@@ -108,7 +114,7 @@ def links_of(which: Ledger | State) -> tuple[Link, ...]:
 
 def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
     """Return the samples at which the blend of either ledger changes, up to the end of the shorter
-    one, each with the two blends."""
+    one. Each comes with the blends of both ledgers from that sample on."""
     stop = min(a.num_samples, b.num_samples)
     changes = list[tuple[int, Blend, Blend]]()
     for start in sorted({*a.starts, *b.starts}):

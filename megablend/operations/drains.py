@@ -11,7 +11,7 @@ from megablend.run.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DrainSource(Record):
-    """A source in a drain."""
+    """The samples of a source in a drain."""
 
     name: str
     samples: int

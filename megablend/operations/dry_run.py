@@ -1,5 +1,5 @@
-"""build --dry-run: estimate what indexing the config's files requests from object stores, without
-building anything."""
+"""build --dry-run: estimate the requests to object stores that indexing the config's files takes,
+without building anything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DryRun(Record):
-    """The estimated cost of indexing a source of which nothing is indexed yet."""
+    """The estimated cost of indexing a source, as if none of its files were indexed yet."""
 
     name: str
     files: int
@@ -36,17 +36,17 @@ class DryRun(Record):
     cost: float | None
     """Minimum cost of the requests; None if the config gives no prices."""
     most_requests: int
-    """Maximum number of requests; equal to `requests` if all files were tried."""
+    """Maximum number of requests; equal to `requests` if the estimate is based on all files."""
     most_source_bytes: int
     """Maximum number of bytes that are requested."""
     most_cost: float | None
     """Maximum cost of the requests; None if the config gives no prices."""
     tabled: bool
-    """Whether `build` then also reads the lengths of the source's documents, which the estimate
-    leaves out."""
+    """Whether `build` will also read the lengths of the source's documents. The estimate does not
+    include this."""
     tokenising: str | None = None
-    """The amount of text that must be tokenised, and the time and space that this takes, estimated
-    from a sample; None if the source is not text."""
+    """Text that states how much must be tokenised, and the time and space that this takes,
+    estimated from a sample; None if the source is not text."""
 
 
 @translating("build")

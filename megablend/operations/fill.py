@@ -1,4 +1,4 @@
-"""node fill: fetch the files of a run to the disks of its nodes before it begins."""
+"""node fill: fetch the files of a run to the disks of the nodes before the run begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from megablend.storage.hints import Filled
 from megablend.system.failures import translating
 
 _BATCH = 1 << 16
-"""The number of blocks whose ranges are requested together; more only if a single file has more."""
+"""Number of blocks whose byte ranges are requested together. It is exceeded only if a single file
+has more blocks."""
 
 
 @translating("fill")
@@ -27,15 +28,16 @@ def fill_mirror(
     is_dry: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Filled:
-    """Let this machine's node process fetch its part of all files of a run: everything if there is
-    one machine, otherwise its share of the pieces. Call this function on each machine.
+    """Let this machine's node process fetch its part of all files of a run: the whole files if
+    there is only one machine, otherwise its share of their pieces. Call this function on each
+    machine.
 
     Args:
         cache: cache folder, instead of the config's.
         is_dry: fetch nothing, only count.
         progress: called with the number of files that are done.
 
-    Raises: the errors of `open` and of reads; ConfigError if nothing of the run is mirrored;
+    Raises: the errors of `open` and of reads; ConfigError if no file of the run is mirrored;
     ResourceError if no node process responds.
     """
     run = open_dataset(config, cache=cache).run

@@ -38,7 +38,7 @@ class GcResult(Record):
     other_files: int
     """Number of removed fragments, document tables and other files."""
     bytes: int
-    """Disk space of everything that was removed."""
+    """Number of bytes of disk space that everything removed took."""
     token_files: tuple[str, ...] = ()
     """Paths of the removed files of tokens, which were made from text."""
 
@@ -51,12 +51,12 @@ def gc(
     dry_run: bool = False,
     tokens: bool = False,
 ) -> GcResult:
-    """Remove index snapshots that no run uses, and what belongs only to them.
+    """Remove the index snapshots of a cache that no run uses, and files that belong only to them.
 
     The newest snapshot is kept, and those that runs and Megatron's datasets use.
 
     Args:
-        cache: its folder or URL, or a config that names it.
+        cache: folder or URL of the cache, or a config that names it.
         older_than_days: keep everything that was used within this number of days; set it longer
             than your longest job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.

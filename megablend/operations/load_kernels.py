@@ -1,8 +1,10 @@
-"""Load compiled kernels while `open` continues, so that the first batch need not wait for them.
+"""Load compiled kernels in the background while `open` continues, so that the first batch need not
+wait for them.
 
-A thread loads what the run will need, in the order in which it will need it; kernels that are not
-compiled yet are compiled on their first call. A process that forks waits for the thread first: a
-child would find numba's locks held by a thread that it does not have.
+A thread loads the kernels that the run will need, in the order in which they will be needed.
+Kernels that are not compiled yet are compiled when they are first called. A process that forks
+waits for the thread first; otherwise, the child would find numba's locks held by a thread that does
+not exist in the child.
 """
 
 from __future__ import annotations
@@ -28,15 +30,16 @@ PLANNING = (
     "blend.spans",
     "reader.gather",
 )
-"""Modules of kernels that every blend needs for its first batch."""
+"""Kernel modules that every blend needs for its first batch."""
 READING = ("file_ranges",)
-"""Modules of kernels that reading any format from local files needs."""
+"""Kernel modules that are needed to read any format from local files."""
 BY_UNIT = {"document": ("document_table",)}
-"""Modules of kernels that an order needs, by the unit that it shuffles."""
+"""Kernel modules that an order needs, by the unit that it shuffles."""
 
 
 class _Background:
-    """Loads modules in one thread, which exits when none are left."""
+    """A thread that loads modules in the background. It exits when none are left, and is started
+    again when modules are added."""
 
     def __init__(self) -> None:
         self._waiting = SimpleQueue[str]()
@@ -98,7 +101,7 @@ os.register_at_fork(
 
 
 def list_kernels(run: Run) -> list[str]:
-    """Return the modules of kernels that a run needs in addition to PLANNING."""
+    """Return the names of the kernel modules that a run needs in addition to PLANNING."""
     modules = list[str]()
     for stage in run.ledger.stages:
         modules += BY_UNIT.get(find_order(stage.blend.order).unit, ())

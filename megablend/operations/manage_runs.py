@@ -1,9 +1,9 @@
-"""List, show, rename, reset and remove the runs of a cache. Checkpoint states still open the plan
-that they were saved with.
+"""List, show, rename, reset and remove the runs of a cache. After such a change, checkpoint states
+can still be opened, with the plan that they were saved with.
 
-A run is its ledger, `runs/<name>.json`. Changes are made while the cache is locked, one record at a
-time: after a crash a run is either unchanged or changed; a rename may leave both names, and the
-same command completes it.
+A run is stored as its ledger, `runs/<name>.json`. Changes are made while the cache is locked, one
+record at a time. So after a crash, a run is either unchanged or completely changed. Only a rename
+may leave a run under both names; repeating the command completes the rename.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunSummary(Record):
     run: str
     """Name of the run."""
     index: str
-    """Digest of the index that its last stage reads."""
+    """Digest of the index that the run's last stage reads."""
     index_exists: bool
     """Whether the cache has all indexes that the run reads."""
     plan: str
@@ -66,11 +66,11 @@ class StageCommitment(Record):
     plan: str
     """Digest of the run's plan at the stage's end."""
     changes: tuple[dict[str, Any], ...]
-    """Dicts of `what`, `before` and `after`: the settings that differ from the previous stage; none
-    for the first stage."""
+    """Dicts of `what`, `before` and `after`, for the settings that differ from the previous stage.
+    Empty for the first stage."""
     drain: int | None = None
-    """Number of the first samples that continue the previous stage; None if the ledger gives
-    none."""
+    """Number of samples at the start of the stage that still continue the previous stage; None if
+    the ledger does not record it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -78,7 +78,7 @@ class RunCommitment(RunSummary):
     """The settings and stages that a run is committed to."""
 
     blend: dict[str, Any]
-    """The settings that decide the order of the last stage, in the terms of configs."""
+    """The settings that determine the order of the last stage, with the key names of configs."""
     chain: tuple[StageCommitment, ...]
     """All stages."""
 
@@ -124,7 +124,8 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
-    """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
+    """Rename a run. Its plan and its states stay valid. Configs must be edited to use the new name
+    (`run:`).
 
     Raises: ConfigError if a run with the new name exists, or it is not a valid name; CacheError if
         there is no such run, or the cache is in use or cannot be written.
@@ -148,7 +149,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
                 f"{cache}: a run {new!r} already exists; remove it first, or choose another name"
             )
         if not is_taken:
-            # Skips come before the ledger, so that a run of the new name never lacks them
+            # Skips are written before the ledger, so that a run of the new name always has them
             skips = copy_skips(store, ledger, new)
             save_ledger(cache, renamed, skips=skips)
         # Not what another process has made of the run in a cache without locks
@@ -157,12 +158,12 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
 
 
 def reset_run(what: ConfigLike, run: str) -> Path | str:
-    """Move a run's ledger aside: the next build plans the run again, on the newest index, from the
-    config that it has then.
+    """Reset a run by moving its ledger aside. The next build plans the run again, on the newest
+    index, from the config as it is then.
 
-    States of the run are accepted if the new plan equals the old one, and refused otherwise. Opened
-    with `state=`, they find their own plan, until `gc` removes the old index, which no run needs
-    from then on.
+    States of the run are accepted if the new plan equals the old one, and refused otherwise.
+    `megablend.open` with `state=` can still open the old plan, until `gc` removes the old index,
+    which no run needs any more.
 
     Returns: the path or URL of the ledger that was moved aside. Moved back to `runs/<name>.json`,
         it restores the run.
@@ -205,8 +206,8 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """Return the cache that is given directly or by a config; it must exist only if it is given
-    directly. Raises: ConfigError, CacheError."""
+    """Return the cache for `what`, which is a cache or a config that names one. Only a cache that
+    is given directly must exist. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: no such file or folder; expected a config, or a cache filled by `megablend "
@@ -217,7 +218,7 @@ def _cache_of(what: ConfigLike) -> CacheStore:
 
 
 def _load(cache: CacheStore, run: str) -> Ledger:
-    """Load the ledger of a run. Raises: CacheError if there is none."""
+    """Load the ledger of a run. Raises: CacheError if the run does not exist."""
     _check_exists(cache, run)
     ledger = load_ledger(cache, run)
     if ledger is None:
@@ -228,7 +229,7 @@ def _load(cache: CacheStore, run: str) -> Ledger:
 
 
 def _check_exists(cache: CacheStore, run: str) -> None:
-    """Check that a cache has a run. Raises: CacheError if it has none of this name; ConfigError if
+    """Check that a cache has a run. Raises: CacheError if the run does not exist; ConfigError if
     `run` is not a valid name."""
     check_run_name(run)
     names = run_names(cache)
@@ -239,7 +240,7 @@ def _check_exists(cache: CacheStore, run: str) -> None:
 
 
 def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
-    """Return a run as `list_runs` lists it; None if it has been removed.
+    """Return the entry of a run in the result of `list_runs`; None if the run has been removed.
 
     Args:
         indices: digests of the indexes that the cache has.

@@ -1,5 +1,5 @@
-"""open: open the dataset of a run that was built, at a checkpoint's state if one is given. Nothing
-is indexed, and no array is as long as the run."""
+"""open: open the dataset of a run that was built, optionally at the state of a checkpoint. Nothing
+is indexed, and no array of the run's length is created."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def open_dataset(
     """Open one split of a run that `build` has built.
 
     Args:
-        config: path of a YAML or JSON file, or the same as a dict. Without it, the run is opened as
-            it was committed, with its files where they were indexed, no masks and no extra columns.
+        config: path of a YAML or JSON file, or the same as a dict. Without a config, the run is
+            opened as it was committed: with the files at their indexed paths, and without masks and
+            extra columns.
         split: "train", "valid" or "test".
         run: name of the run, if no config is given.
         stage: for valid and test: the number, counted from 0, of the config's stage whose settings
             they have; by default, they have the settings of the top level.
-        state: a state from `state_dict()`: the index snapshots and the stages that it names are
+        state: a state from `state_dict()`. The index snapshots and the stages that it names are
             opened, and the dataset resumes at its position.
         consumed_samples: the position at which to resume, instead of a state, in the run as the
             cache has it now. Only for train: the order of valid and test is not committed.
@@ -52,7 +53,8 @@ def open_dataset(
         transform: applied to each sample's dict as the final step; its return value replaces the
             sample, and is collated as torch does. It must be picklable if a loader's workers are
             spawned.
-        storage: reads files, instead of the config's storage; such as a WrapperStorage around it.
+        storage: reads files, instead of the config's storage; for example a WrapperStorage around
+            it.
 
     Raises: ConfigError, PlanError if config and run disagree; CacheError if the run was not
         built; StateError if the state is not of this run.
@@ -99,8 +101,8 @@ def _open_without_config(
     state: State | None,
     storage: Storage | None,
 ) -> Run:
-    """Open a run by its ledger. Raises: ConfigError if the cache or the run's name is not given, or
-    a `stage`, which only a config has."""
+    """Open a run by its ledger. Raises: ConfigError if the cache or the run's name is missing, or a
+    `stage` is given, which requires a config."""
     if cache is None or run is None:
         raise ConfigError(
             "found no config, expected the path of a YAML or JSON file, a dict with its keys, or both `cache` and "
@@ -121,7 +123,7 @@ def _open_without_config(
 
 def _check_stage(config: Config, split: str, stage: int) -> int:
     """Check the number of a stage, and return it. Raises: ConfigError if the config has no such
-    stage, or the split is train, which has all stages."""
+    stage, or the split is train, which always includes all stages."""
     if split == "train":
         raise ConfigError(
             f"found stage={stage} for train, which has all stages; pass `stage` for valid and test only"

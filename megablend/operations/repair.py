@@ -1,4 +1,4 @@
-"""Repair the index that a run keeps, if it is damaged and the config's files give another one."""
+"""Repair a damaged index that a run uses but that is not the newest index of the config's files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def repair_kept_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Index the files of the run's index again, if that index is damaged and not the newest one.
+    """Index the files of a run's index again, if that index is damaged and is not the newest one.
     Called by all ranks.
 
     Returns: whether the index was repaired; it then counts as the newest one.
-    Raises: CacheError if the files no longer make that index, or the index no longer lists its
-        files.
+    Raises: CacheError if indexing the files does not result in the same index, or the damaged index
+        no longer lists its files.
     """
     if ledger.index == newest:
         return False
@@ -65,7 +65,7 @@ def repair_kept_index(
 
 
 def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
-    """Return the error for an index that a run keeps and that cannot be rebuilt."""
+    """Return the error for an index that a run uses and that cannot be rebuilt."""
     return CacheError(
         f"{problem}\nrun {ledger.run!r} needs index {ledger.index}, but the present data and config give index {newest}: "
         "restore both, or that index from a backup, and build again; or give the run another name (`run:`), or reset it "

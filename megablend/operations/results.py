@@ -17,20 +17,21 @@ _SHORT = 60
 _LINES = 5
 """Maximum number of lines of a `repr`."""
 _JOINED = "\0"
-"""Stands for a blank at which a line is not broken."""
+"""A placeholder for a space at which a line must not be broken."""
 _LISTED = 20
 """Maximum number of items of a list that the HTML of a result shows."""
 
 
 class Record:
-    """Base of the frozen dataclasses that functions of megablend return. It makes the dict that
-    `--json` prints, and the HTML that notebooks show. Both leave out fields that still have a
-    default of None or an empty tuple."""
+    """Base class of the frozen dataclasses that functions of megablend return. It provides the dict
+    that `--json` prints, and the HTML that notebooks show. Both omit fields whose value is the
+    default, if that is None or an empty tuple."""
 
     __slots__ = ()
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Keys of release 0.1.0 that the dict also has, each with the attribute it shows."""
+    """Old keys, of release 0.1.0, that the dict also contains; each is mapped to the attribute
+    whose value it shows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it: dicts, lists, strings and numbers."""
@@ -69,7 +70,7 @@ class Record:
 
 
 def _to_json(value: Any) -> Any:
-    """Return the JSON form of an attribute's value."""
+    """Convert the value of an attribute to values that JSON can represent."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Record):

@@ -1,4 +1,5 @@
-"""Open the run of a config, at a checkpoint's state if one is given. Does not import torch."""
+"""Open the run of a config, optionally at the state of a checkpoint. This module does not import
+torch."""
 
 from __future__ import annotations
 
@@ -38,13 +39,14 @@ def open_run(
     stage: int | None = None,
     storage: Storage | None = None,
 ) -> Run:
-    """Open the run behind a dataset. Raises: see `megablend.open`.
+    """Open the run of a config. Raises: see `megablend.open`.
 
-    The config is compiled only if the run's ledger has no companion for what the config requests,
-    or the ledger does not have the state's plan.
+    If the ledger has a companion (a file with the results of compiling) for this config, the run is
+    opened from it. The config is compiled only if there is none, or if the state belongs to another
+    plan than the ledger's.
 
     Args:
-        stage: for valid and test, the number of the config's stage whose settings they have.
+        stage: for valid and test: the number of the config's stage whose settings are used.
         storage: reads files, instead of the config's storage.
     """
     check_split(split)
@@ -85,8 +87,8 @@ def open_run(
 
 
 def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
-    """Open a split as it was committed, if the ledger has a companion for what the config requests;
-    None if the config has to be compiled."""
+    """Open a split as it was committed, if the ledger has a companion for this config; return None
+    if the config must be compiled."""
     runtime = Runtime.of(config)
     companion = find_companion(runtime, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):
@@ -95,8 +97,8 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
 
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
-    """Compile train as a config requests it, which must match the commitment, and keep the
-    companion for the next time if that is possible."""
+    """Compile the train split of a config, and check that the result matches the ledger. A
+    companion is stored for the next time, if possible."""
     compiled = compile_committed(config, "train", ledger, storage).follow_ledger(ledger)
     check_limits(compiled)
     if compiled.ledger == ledger:
@@ -109,7 +111,7 @@ def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
 def _compile_for_state(
     config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
 ) -> Run:
-    """Compile the plan that a state names, which no ledger has."""
+    """Compile the plan of a state whose plan is in no ledger."""
     links = state.stages if split == "train" else ()
     compiled = compile_split(
         config, split, _open_for_state(config, split, state, ledger, storage), links=links
@@ -131,8 +133,8 @@ def check_split(split: str) -> None:
 
 
 def _check_indices(config: Config, needed: Sequence[str]) -> None:
-    """Check that the cache has the snapshots that a state needs. Raises: StateError if it lacks
-    one."""
+    """Check that the cache has the snapshots that a state needs. Raises: StateError if one is
+    missing."""
     store = config.cache_store
     missing = [index for index in needed if not store.has_folder(SNAPSHOTS, index)]
     if missing:
@@ -145,8 +147,8 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
 
 
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
-    """Return whether a state continues on the ledger's plan; otherwise it has a plan of its own,
-    which the config describes.
+    """Return whether a state continues on the ledger's plan. If it does not, the state has a plan
+    of its own, which is compiled from the config.
 
     Raises: StateError if the ledger's plan was amended, or got another index, before the state's
         position.
@@ -166,8 +168,8 @@ def is_on_ledger(ledger: Ledger, state: State) -> bool:
 def _open_for_state(
     config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
 ) -> BlockStore:
-    """Open the blocks of the snapshots that a state names. A state of valid or test names one,
-    whose number in the run the config gives."""
+    """Open the blocks of the snapshots that a state names. A state of valid or test names only one
+    snapshot; its number in the run is known from the config."""
     if split != "train" and ledger is not None and state.index in ledger.indices:
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
@@ -189,8 +191,8 @@ def compile_committed(
     keep: bool = False,
     batch: int | None = None,
 ) -> Compiled:
-    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger
-    has fixed. The result is not checked.
+    """Compile a config on the snapshots of its run's ledger, keeping the settings that the ledger
+    has fixed. The result is not compared with the ledger.
 
     Args:
         newest: the snapshot that a stage with `new_data` reads, if it is not committed yet.
@@ -241,8 +243,8 @@ def list_indices(
 
 
 def newest_snapshot(cache: CacheStore, digest: str | None = None) -> Snapshot:
-    """Open the index snapshot with this digest, by default the newest one. Raises CacheError if
-    there is none."""
+    """Open the index snapshot with the given digest, by default the newest one. Raises: CacheError
+    if it does not exist."""
     digests = list_snapshots(cache)
     if not digests:
         raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")

@@ -29,11 +29,11 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 class Session:
-    """A config, or a cache with the name of a run. Each attribute is computed when it is first
-    needed, and kept.
+    """The context of a command or a call: a config, or a cache and the name of a run. Attributes
+    such as the storage and the ledger are computed when they are first needed, and kept.
 
-    An attribute raises the errors of its computation: ConfigError if a config cannot be read,
-    CacheError if a ledger is damaged.
+    Accessing an attribute may raise the errors of its computation: ConfigError if a config cannot
+    be read, CacheError if a ledger is damaged.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Session:
         path = Path(what) if isinstance(what, str | Path) else None
         self.what = what
         self.is_cache = is_remote(what) or (path is not None and path.is_dir())
-        """Whether a cache is given, which exists if it is a folder."""
+        """Whether a cache is given: a URL, or an existing folder."""
         self.is_config = path is None or (path.exists() and not path.is_dir())
-        """Whether a config is given, which exists if it is a file, or a pipe of the shell."""
+        """Whether a config is given: a dict, an existing file, or a pipe of the shell."""
         if self.is_cache and cache is not None:
             raise ConfigError(
                 f"found two caches, {what} and {str(cache)!r} (`--cache`), expected one; `--cache` replaces the "
@@ -84,19 +84,19 @@ class Session:
 
     @cached_property
     def objects(self) -> ObjectOptions:
-        """The options for access to object stores; a mirror in them is used alone, without the other
-        nodes of its cluster."""
+        """The options for access to object stores. If they include a mirror, it is used without the
+        other nodes of its cluster."""
         return (self.config.storage if self.is_config else load_storage_settings()).alone()
 
     @cached_property
     def storage(self) -> Storage:
-        """The storage in which files are indexed and checked. It reads through the page cache,
-        since the files are often read again soon."""
+        """The storage for indexing and checking files. It uses the page cache, since the files are
+        often read again soon."""
         return self._storage or make_storage(objects=self.objects)
 
     @cached_property
     def run_storage(self) -> Storage:
-        """The storage in which the run's files are read, with the config's `direct_io`."""
+        """The storage for reading the files of the run, with the config's `direct_io`."""
         return self._storage or make_storage(
             direct=self.is_config and self.config.direct_io, objects=self.objects
         )
@@ -131,13 +131,13 @@ class Session:
         return self.ledger
 
     def open(self, split: str = "train") -> Run:
-        """Open a split of the run as it was committed, to inspect it, even if the config was edited
-        since.
+        """Open a split of the run as it was committed, even if the config has been edited since
+        then.
 
-        A run of a cache, or with a name other than the config's, has no config and is opened by its
-        ledger. Valid and test are opened as loaders open them, since only the config decides their
-        order. Train is opened by its ledger with the config's masks and extra columns, as far as
-        they still apply.
+        If a cache was given, or the name of a run that is not the config's, the run is opened by
+        its ledger. Otherwise, valid and test are opened as loaders open them, since only the config
+        determines their order. Train is opened by its ledger with the config's masks and extra
+        columns, as far as they still apply.
 
         Raises: ConfigError, PlanError if the run does not have the split; CacheError if the run
             was not built, or its index is gone.
@@ -159,8 +159,8 @@ class Session:
             return self.open_by_ledger(split)
 
     def open_by_ledger(self, split: str = "train") -> Run:
-        """Open a split of the run as if there were no config: files where they were indexed, no
-        masks, no extra columns.
+        """Open a split of the run without its config: files are read from their indexed paths, and
+        there are no masks and no extra columns.
 
         Raises: CacheError if the run was not built; ConfigError if the split was not recorded.
         """

@@ -1,5 +1,5 @@
-"""skip: leave out a range of a run's samples, for instance after a loss spike. The order is
-kept."""
+"""skip: leave out a range of a run's samples, for instance after a loss spike. The order of the
+other samples does not change."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class SkippedSamples(Record):
     samples: int
     """Number of samples."""
     tokens: int
-    """Number of tokens that are not read."""
+    """Number of skipped tokens."""
     by_source: dict[str, int]
-    """Number of tokens that are not read of each source, by its name; sources that lose none are
-    left out."""
+    """Number of skipped tokens of each source, by name. Sources without skipped tokens are left
+    out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -49,21 +49,21 @@ def skip(
     cache: str | None = None,
     dry_run: bool = False,
 ) -> SkipsResult:
-    """Make Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
-    sample `stop` of train.
+    """Skip samples `start` to `stop` of train in all Loaders and PretrainingSamplers that are
+    created from now on.
 
-    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches
-    stay as they are. Sample numbers, digests and states stay valid; a state within the range is
-    refused.
+    The range is extended to multiples of the lanes and of the step, so that lanes and batches stay
+    as they are. Sample numbers, digests and states stay valid, except for states within the range,
+    which are refused.
 
     Args:
-        what: a config, or a cache's folder; `run` is needed with the latter.
+        what: a config, or the folder of a cache; with a cache, `run` is required.
         batch_size: samples per step, over all ranks.
         dry_run: store nothing, only return what would be skipped.
 
-    Returns: as `list_skips`, with this range in it.
-    Raises: ConfigError if the range is not within the run, or would leave nothing of it, rounded
-        and together with what is skipped already; CacheError if it cannot be stored.
+    Returns: the ranges that the run skips, including this one.
+    Raises: ConfigError if the range is not within the run, or if no sample of the run would be
+        left; CacheError if the range cannot be stored.
     """
     opened = Session(what, cache=cache, run=run).open()
     unit = math.lcm(
@@ -103,15 +103,15 @@ def list_skips(
 
 @translating("unskip")
 def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
-    """Make loaders that are opened from now on skip nothing of a run. Arguments and errors are as
-    for `skip`."""
+    """Remove all skipped ranges of a run. This applies to loaders that are created from now on.
+    Arguments and errors are as for `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     with opened.runtime.cache.hold():
         remove_skips(opened.runtime.cache, opened.ledger)
 
 
 def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples, ...]:
-    """Describe each range that is in `skips`, or, by default, that the run skips."""
+    """Describe each range in `skips`; by default, each range that the run skips."""
     skips = skips_of(run) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:

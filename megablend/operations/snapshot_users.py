@@ -1,4 +1,5 @@
-"""Find the uses of a cache's snapshots, on which the advice of `verify` depends."""
+"""Find out which runs and Megatron datasets use each snapshot of a cache. The advice of `verify`
+depends on this."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
 
 
 def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
-    """Return the names of the runs that use each snapshot, by its digest; and whether all runs are
-    considered, which is not the case if a ledger is damaged."""
+    """Return the names of the runs that use each snapshot, by digest. Also return whether all runs
+    were considered, which is not the case if a ledger is damaged."""
     names_by_index = dict[str, list[str]]()
     is_complete = True
     for name in run_names(cache):
@@ -54,11 +55,11 @@ def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
 
 
 def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse]:
-    """Find the use of each snapshot of a cache, by its digest.
+    """Return how each snapshot of a cache is used, by digest.
 
     Args:
         config: the user's config, if one was given. Its paths apply to the snapshots that its run
-            reads, and to the newest one unless only other runs use it.
+            reads, and to the newest snapshot unless only other runs use it.
 
     Raises: see list_references.
     """

@@ -8,8 +8,8 @@ from megablend.storage.base import Storage
 
 
 def list_specs(config: Config, storage: Storage | None = None) -> list[SourceSpec]:
-    """Return the sources that a config requests to be indexed, with their extra columns: all that
-    are not withdrawn.
+    """Return the sources of a config that must be indexed, with their extra columns. These are all
+    sources that are not withdrawn.
 
     Args:
         storage: looks up the token files of text sources. Without it, text sources have the paths

@@ -1,5 +1,5 @@
-"""Find sources whose documents are probably not what is meant: each token of a flat column, or each
-large raw file, since the config does not say what a document is."""
+"""Find sources whose documents are probably not the intended ones. If the config does not say what
+a document is, each token of a flat column counts as a document, or each raw file, however large."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from megablend.index.tables.source_entry import SourceEntry
 from megablend.run.ledger import Ledger
 
 _WHOLE_SAMPLES = 100
-"""Raw files with more samples than this on average are probably not single documents."""
+"""Raw files with more than this number of samples on average are probably not single documents."""
 
 
 def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | None) -> None:
-    """Refuse sources each of whose tokens would count as a document, except those that a run
+    """Refuse sources in which each token would count as a document, except sources that a run
     already reads in this way.
 
     Args:
         ledger: the run's ledger as it was committed; None before its first build.
 
-    Raises: ConfigError, which lists what the documents may be.
+    Raises: ConfigError, which lists the possible settings of `documents`.
     """
     known = set[str]() if ledger is None else {source.name for source in ledger.blend.sources}
     for entry in _list_entries(config, snapshot):
@@ -40,8 +40,8 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
 
 
 def warn_of_documents(config: Config, snapshot: Snapshot) -> list[str]:
-    """Return warnings about the sources of a run in which each token, or each large raw file, counts
-    as a document; an empty list if there are none."""
+    """Return warnings about the sources of a run in which each token, or each large raw file,
+    counts as a document; an empty list if there are none."""
     warnings = []
     tokens = _join_names(_list_entries(config, snapshot))
     if tokens:
@@ -59,7 +59,7 @@ def warn_of_documents(config: Config, snapshot: Snapshot) -> list[str]:
 
 
 def _join_names(entries: Sequence[SourceEntry]) -> str:
-    """Return the names of the first sources, and the number of the others."""
+    """Return the names of the first three sources, and the number of the others, as text."""
     more = f" and {len(entries) - 3:,} more" if len(entries) > 3 else ""
     return ", ".join(repr(entry.name) for entry in entries[:3]) + more
 
@@ -134,7 +134,7 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
 
 
 def _count(config: Config, documents: int) -> str:
-    """Return the number of documents, and how many each split would have, as text."""
+    """Return, as text, a number of documents and how many of them each split would have."""
     if not _splits(config):
         return f"{documents:,}"
     assert config.split is not None

@@ -1,5 +1,5 @@
-"""Find the rows of a file that have given tokens. The file is indexed once more, since an index
-does not keep where its rows begin."""
+"""Find the rows of a file that contain given tokens. The file is indexed once more, since an index
+does not store where rows begin."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ def find_row(
 def read_rows(
     path: str, entry: SourceEntry, block: int, num_tokens: int, storage: Storage
 ) -> tuple[int, Int64s]:
-    """Return the first row of a file that has tokens in block number `block` of the file; and the
-    token of the block at which each row with tokens in it begins, followed by the number of tokens:
-    int64 [n + 1].
+    """Return where the rows of a block begin.
 
+    Args:
+        block: number of the block in the file.
+    Returns: the number in the file of the first row that has tokens in the block; and the position
+        in the block at which each such row begins, followed by the block's number of tokens, as
+        int64 [n + 1].
     Raises: see `find_row`.
     """
     index = _index_again(path, entry, num_tokens, storage)
@@ -51,7 +54,7 @@ def read_rows(
 
 
 def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storage) -> FileIndex:
-    """Index a file with its documents. Raises: see `find_row`."""
+    """Index a file again, counting its documents. Raises: see `find_row`."""
     read = dataclasses.replace(entry.read, column=entry.column_taken, count_documents=True)
     index = entry.kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
@@ -64,7 +67,7 @@ def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storag
 def _read_rows(
     path: str, entry: SourceEntry, index: FileIndex, block: int, storage: Storage
 ) -> tuple[int, Int64s]:
-    """See `read_rows`. `index`: the file's index."""
+    """Do the work of `read_rows` with the index of the file."""
     first_row = int(index.blocks["rows"][:block].sum())
     if index.blocks["flags"][block] & STARTS_MID_DOCUMENT:
         first_row -= 1  # the row began in an earlier block, which counted it

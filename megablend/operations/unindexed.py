@@ -1,9 +1,9 @@
-"""Check whether the newest index of a cache has the sources that a config requests now, with their
-options and files.
+"""Check whether the newest index of a cache has the sources of a config, with the same options and
+files.
 
-A run that is not committed would be built on an index of the files as they are now. Until they are
-indexed, the newest index may be that of another config with sources of the same names, or have
-fewer files than the config now matches: its numbers are not those of the run.
+A run that is not committed yet would be built on an index of the files as they are now. The newest
+index may be different: it may have been made for another config with the same source names, or have
+fewer files than the config's paths match now. Its numbers would then be wrong for the run.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ INDEX_REMEDY = "run `megablend index CONFIG`, which indexes the files without co
 
 
 class Unindexed(NamedTuple):
-    """A difference between the newest index and what a config requests."""
+    """A difference between the newest index and a config."""
 
     text: str
-    """The difference, in words."""
+    """A description of the difference."""
     only_lacks_files: bool = False
-    """Whether the index was made for the config, and only lacks some of its files."""
+    """Whether the only difference is that some files are missing in the index."""
 
 
 def open_newest(session: Session) -> Snapshot:
-    """Open the newest index, for a config without a run. Raises: CacheError if there is none, or it
-    is not what the config requests."""
+    """Open the newest index, for a config without a run. Raises: CacheError if there is no index,
+    or it was not made for this config."""
     newest = newest_snapshot(session.cache)
     problem = find_unindexed(session.config, newest, session.storage)
     if problem is not None:
@@ -56,16 +56,15 @@ def open_newest(session: Session) -> Snapshot:
 def find_unindexed(
     config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False
 ) -> Unindexed | None:
-    """Return the difference between the newest index and what the config requests; None if there is
-    none.
+    """Return the difference between the newest index and a config; None if there is none.
 
-    Files are compared by name. If all files of a source are in another folder now, the content of
-    some of them is compared as well. Files that are missing, or were replaced within their folder,
-    are found by checks of files, not here.
+    Files are compared by name. If all files of a source are in another folder now, the content of a
+    few of them is compared, too. Files that are missing, or that were replaced in the same folder,
+    are not detected here, but by the checks of files.
 
     Args:
-        is_kept: the config's run keeps this index. Options are then not compared here, but when the
-            index is opened for the run.
+        is_kept: whether the config's run already uses this index. Options are then not compared
+            here, but when the index is opened for the run.
     """
     names = [spec.name for spec in list_specs(config)]
     known = newest.sources.numbers
@@ -110,8 +109,8 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
 def _find_changed(
     newest: Snapshot, entry: SourceEntry, listing: SourceSpec, storage: Storage
 ) -> str | None:
-    """Return the first file of a source that moved to another folder whose content is not what was
-    indexed under its name; None if there is none, or the source has not moved."""
+    """Return the path of a file whose content has changed, for a source that was moved to another
+    folder; None if no compared file has changed, or the source was not moved."""
     if listing.root == entry.root:
         return None
     checker = FileChecker(newest, {entry.name: listing.root}, storage)
@@ -124,8 +123,8 @@ def _find_changed(
 def _compare_names(
     entry: SourceEntry, names: Sequence[str], listing: SourceSpec, storage: Storage
 ) -> Unindexed | None:
-    """Return how the names of the files that a source's path matches differ from those indexed,
-    apart from missing ones; None if they do not."""
+    """Return the difference between the file names that a source's path matches and those in the
+    index; None if there is none. Missing files do not count as a difference."""
     if set(names) == {file.name for file in listing.files}:
         return None
     matched = {file.path for file in listing.files}

@@ -1,4 +1,5 @@
-"""verify: check that a cache is as it was built, and that the data is as it was indexed."""
+"""verify: check that a cache has not changed since it was built, and that the data has not changed
+since it was indexed."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ class VerifyResult(Record):
     data: bool
     """Whether the data files were also read."""
     problems: tuple[str, ...]
-    """A line for each problem, which names file and place."""
+    """A line for each problem, with the file and the position in the file."""
     notes: tuple[str, ...]
-    """A line if the cache holds no index yet, and for each record that is valid, but that this
+    """A line if the cache has no index yet, and a line for each record that is valid but that this
     release would write differently."""
 
     def __bool__(self) -> bool:
-        """Refuse to be used as a condition. Up to release 0.1 the result was a list of problems,
-        false if there were none.
+        """Raise an error if the result is used as a condition. Up to release 0.1, the result was a
+        list of problems, which was false if there were none.
 
         Raises: TypeError, since `if verify(cache):` would now silently mean something else.
         """
@@ -56,8 +57,8 @@ def verify(
     """Check a whole cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
-        cache: its folder or URL, or a config that names it, whose paths then decide where the files
-            of its run are.
+        cache: folder or URL of the cache, or a config that names it. With a config, the files of
+            its run are looked for at the config's paths.
         data: also read every block of every data file, and compare counts and checksums.
         progress: called as files are read, with `data`.
         storage: reads data files, instead of the config's storage.
@@ -98,7 +99,8 @@ def verify(
 
 
 def _check_runs(cache: CacheStore, notes: list[str]) -> Iterator[str]:
-    """Yield the problems of ledgers and records of skips. Appends to `notes`."""
+    """Yield the problems of ledgers and of records of skipped samples. Notes are appended to
+    `notes`."""
     indices = list_snapshots(cache)
     if not indices:
         notes.append(f"{cache.location}: holds no index yet; run `megablend build CONFIG`")

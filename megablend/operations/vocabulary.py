@@ -1,4 +1,4 @@
-"""The sizes of the vocabularies of a config's sources: the numbers of their token ids."""
+"""Find the vocabulary size of each source of a config."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from megablend.errors import ConfigError
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """Return the number of token ids of each source, by its name in the index; None if the config
-    gives no number.
+    """Return the vocabulary size of each source, by its name in the index; None if the config does
+    not give it.
 
-    Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in its
+    Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in the
         vocabulary.
     """
     read_once = cache(read_vocab_size)  # several sources may share a tokenizer
@@ -33,7 +33,7 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
 
 
 def _find_setting(config: Config, source: Source) -> int | str | None:
-    """Return the size of a source's vocabulary, or the path of its tokenizer; None if the config
+    """Return the vocabulary size of a source, or the path of its tokenizer; None if the config
     gives neither."""
     if source.vocab_size is not None:
         return source.vocab_size
@@ -43,12 +43,12 @@ def _find_setting(config: Config, source: Source) -> int | str | None:
 
 
 def read_vocab_size(path: str) -> int:
-    """Return the number of ids of a tokenizer: one more than its largest id, added tokens included.
+    """Return the vocabulary size of a tokenizer: its largest id, including added tokens, plus one.
 
     Args:
-        path: a tokenizer.json as Hugging Face's tokenizers library writes it.
+        path: path of a tokenizer.json, as written by Hugging Face's tokenizers library.
 
-    Raises: ConfigError if it cannot be read, or is something else.
+    Raises: ConfigError if the file cannot be read, or is not a tokenizer.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -72,6 +72,6 @@ def read_vocab_size(path: str) -> int:
 
 
 def _model_ids(vocab: Any) -> list[int]:
-    """Return the ids of a model's own tokens: the values of a dict, or, of the list of a unigram
-    model, the indices."""
+    """Return the token ids of a tokenizer model, without added tokens. The vocabulary is a dict
+    from tokens to ids or, for a unigram model, a list whose indices are the ids."""
     return list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))

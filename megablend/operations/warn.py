@@ -1,5 +1,5 @@
-"""Warnings about properties of a plan that are valid, but deserve a second look. The thresholds are
-those of the config's `warnings`."""
+"""Warnings about properties of a plan that are valid, but probably not intended. The thresholds are
+set by the config's `warnings`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from megablend.run.run import Run
 from megablend.run.run_files import list_late
 
 _MAX_FILES = 200_000
-"""Maximum number of files in which sources that share files are looked for, which takes some tenths
-of a second."""
+"""Maximum number of files for which the warning about shared files is computed. More files would
+take longer than some tenths of a second."""
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
-    """Return warnings about the sources of a blended split: a line for each kind of problem, which
-    names the worst source. An unblended split has none."""
+    """Return warnings about the sources of a blended split: one line for each kind of problem,
+    which names the worst source. There are no warnings for an unblended split."""
     run = compiled.run
     if not run.is_blended:
         return []
@@ -37,7 +37,7 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 
 def warn_of_run(compiled: Compiled) -> list[str]:
-    """Return warnings about train as a whole, regardless of its sources."""
+    """Return warnings about the train split as a whole, rather than about single sources."""
     return [
         *_warn_of_masks(compiled.config),
         *_warn_of_last_share(compiled),
@@ -48,11 +48,11 @@ def warn_of_run(compiled: Compiled) -> list[str]:
 
 
 def _warn_of_small(compiled: Compiled, samples: Int64s, tokens: Int64s) -> list[str]:
-    """Return a line if sources in use contain too few samples.
+    """Return a warning if sources in use contain too few samples; an empty list if there is none.
 
     Args:
-        samples: samples that the run reads of each source, int64 [num_sources].
-        tokens: tokens of each source in an epoch, int64 [num_sources].
+        samples: int64 [num_sources], number of samples that the run reads of each source.
+        tokens: int64 [num_sources], number of tokens in an epoch of each source.
     """
     run = compiled.run
     limit = compiled.config.warnings.min_source_samples
@@ -71,7 +71,7 @@ def _warn_of_small(compiled: Compiled, samples: Int64s, tokens: Int64s) -> list[
 
 
 def _warn_of_repeated(compiled: Compiled, samples: Int64s, tokens: Int64s) -> list[str]:
-    """Return a line if sources are read too often. See `_warn_of_small` for the arguments."""
+    """Return a warning if sources are read too often. For the arguments, see `_warn_of_small`."""
     run = compiled.run
     limit = compiled.config.warnings.max_epochs
     if limit is None:
@@ -98,7 +98,7 @@ def _warn_of_repeated(compiled: Compiled, samples: Int64s, tokens: Int64s) -> li
 
 
 def _warn_of_shared_files(compiled: Compiled) -> list[str]:
-    """Return a line if several sources of the config, in any splits, read the same file. This is
+    """Return a warning if several sources of the config, in any splits, read the same file. This is
     not checked if there are more than _MAX_FILES files."""
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
@@ -129,7 +129,8 @@ def _warn_of_shared_files(compiled: Compiled) -> list[str]:
 
 
 def _warn_of_masks(config: Config) -> list[str]:
-    """Return a line for each mask without effect, at the first stage that has it."""
+    """Return a warning for each mask setting that has no effect. It names the first stage with this
+    setting."""
     appended = config.appended_eods
     places = dict[str, str]()
     stages = config.stage_configs_ignoring_sources
@@ -162,8 +163,8 @@ def _warn_of_masks(config: Config) -> list[str]:
 
 
 def _warn_of_last_share(compiled: Compiled) -> list[str]:
-    """Return a line if the last stage ends before the length that the config gives, which happens
-    if the user takes the shares of stages for their lengths."""
+    """Return a warning if the last stage ends before the length that the config gives. This happens
+    if a user takes the shares of stages (their ends) for their lengths."""
     stages = compiled.config.stages
     share = stages[-1].share if stages else None
     if share is None or share == 1:
@@ -176,8 +177,8 @@ def _warn_of_last_share(compiled: Compiled) -> list[str]:
 
 
 def _warn_of_ends(compiled: Compiled) -> list[str]:
-    """Return a line for each stage but the last one, and for each drain, whose lanes do not all end
-    together."""
+    """Return a warning for each stage but the last one, and for each drain, whose lanes do not all
+    end at the same sample."""
     lines = []
     for number, (stage, after) in enumerate(pairwise(compiled.stages)):
         lanes = stage.config.lanes
@@ -203,8 +204,9 @@ def _warn_of_ends(compiled: Compiled) -> list[str]:
 
 
 def warn_of_epochs(run: Run) -> list[str]:
-    """Return a line for each epoch whose rest is not read, and for each that is read from files
-    that are gone. Only runs that were planned before `Stage.whole_epochs` have such epochs."""
+    """Return a warning for each epoch that is not read to its end, and for each epoch that is read
+    from files that no longer exist. Only runs that were planned before `Stage.whole_epochs` existed
+    have such epochs."""
     lines = [
         f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another epoch after its first "
         f"sample {run.ledger.starts[stage]:,}, as an earlier release planned; keep the files, or, if training has not reached "
@@ -224,7 +226,7 @@ def warn_of_epochs(run: Run) -> list[str]:
 
 
 def _find_first_stage(run: Run, source: int, segment: Segment) -> int:
-    """Return the number of the ledger's stage with which a segment of a source begins."""
+    """Return the number of the stage of the ledger at which a segment of a source begins."""
     settings = [(stage.index, stage.blend.order) for stage in run.ledger.stages]
     return max(
         number
@@ -236,7 +238,7 @@ def _find_first_stage(run: Run, source: int, segment: Segment) -> int:
 
 
 def warn_of_steps(run: Run, step_samples: int) -> list[str]:
-    """Return a line if a split has fewer samples than a step."""
+    """Return a warning if a split has fewer samples than a step."""
     if run.num_samples >= step_samples:
         return []
     return [
@@ -246,7 +248,7 @@ def warn_of_steps(run: Run, step_samples: int) -> list[str]:
 
 
 def warn_of_amplification(config: Config, amplification: float) -> list[str]:
-    """Return a line if read amplification is above its threshold."""
+    """Return a warning if read amplification is above its threshold."""
     limit = config.warnings.max_read_amplification
     if limit is None or amplification <= limit:
         return []
