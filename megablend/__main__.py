@@ -1,4 +1,4 @@
-"""Run the command line by `python -m megablend`, like `megablend`."""
+"""The command line as `python -m megablend`, the same as the command `megablend`."""
 
 from megablend.cli import main
 

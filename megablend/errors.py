@@ -29,13 +29,14 @@ CHANGED_REMEDY = (
     "restore the original file, or give the run another name (`run:`) and run `megablend build CONFIG` (an existing run keeps "
     "its index)"
 )
-"""The remedy for a file that is not the one that was indexed. A rebuild alone does not move a run
-to the new index."""
+"""The remedy for a file that has changed since it was indexed. Building again is not enough, since
+a run keeps its index."""
 NOT_ONE_FILE = (
     "or is not the same file on all nodes; let its writer finish, or put it on a file system that all ranks share, then "
     "build again"
 )
-"""The other cause of a change during a build, and the remedies."""
+"""The end of messages about a file that changed during a build: another possible cause, and the
+remedies."""
 WITHOUT_IT = "to continue without it, amend the run (`new_data` or `withdraw` of a stage, see docs/stages.md)"
 """The remedy for a file that a run needs and that is gone for good."""
 MISSING_REMEDY = (
@@ -48,8 +49,8 @@ REWRITE_REMEDY = "rewrite or re-download the file"
 UNFINISHED = f"truncated, or still being written; wait until it is written, or {REWRITE_REMEDY}"
 """The problem and the remedy of a file that ends early."""
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
-"""The remedy for a damaged table of a cache. A build also rewrites the tables of an older index
-that a run uses."""
+"""The remedy for a damaged table of a cache. A build also repairs the tables of an older index that
+a run uses."""
 REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
 """The remedy for a damaged file of a cache that a build computes again if it is missing and still
 needed."""
@@ -61,7 +62,7 @@ REBUILD_REMEDY = (
 
 
 class MegablendError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors that megablend raises on purpose."""
 
     exit_code = 70
 
@@ -90,7 +91,7 @@ class StateError(MegablendError, ValueError):
 
 
 class TransformError(MegablendError, RuntimeError):
-    """The function that the user gave for samples failed, or returned what cannot be collated."""
+    """The user's transform of samples failed, or returned a value that cannot be collated."""
 
     exit_code = 2
 
@@ -123,7 +124,7 @@ class CorruptFileError(DataError):
 
 
 class ChangedFileError(DataError):
-    """A file is not the one that was indexed."""
+    """A file has changed since it was indexed."""
 
 
 class RefusedFileError(DataError):
@@ -142,7 +143,7 @@ class CacheError(MegablendError, RuntimeError):
 
 
 class DamagedCacheError(CacheError):
-    """A table or manifest of the cache is not what was committed, and a build repairs it."""
+    """A table or manifest of the cache differs from what was committed. A build repairs it."""
 
     def __init__(self, message: str, problem: str | None = None) -> None:
         super().__init__(message)
@@ -151,8 +152,8 @@ class DamagedCacheError(CacheError):
 
     @classmethod
     def of(cls, problem: str) -> DamagedCacheError:
-        """Return the error for a problem, which says where it is, what was found and what was
-        expected."""
+        """Return the error for a problem, with the remedy appended. The text of the problem says
+        where it is, what was found and what was expected."""
         return cls(f"{problem}; {REPAIR_REMEDY}", problem)
 
 

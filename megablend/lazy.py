@@ -1,8 +1,9 @@
 """Values that are computed when they are first needed: `LazyItems`, and `cached_property` without a
 lock, as in Python 3.12.
 
-The `cached_property` of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of
-a class: a process that is forked while another thread computes would wait for that lock forever.
+In Python 3.10 and 3.11, `functools.cached_property` holds a lock while it computes, one for all
+objects of a class. A process that is forked while another thread computes would wait for that lock
+forever.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:  # noqa: N801  # the name that it has in functools
-        """An attribute that is computed when it is first read; two threads may both compute it."""
+        """An attribute that is computed when it is first read, and then stored. Two threads may
+        both compute it."""
 
         def __init__(self, compute):
             self.compute = compute
@@ -37,14 +39,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class LazyItems(Sequence[T_co]):
-    """A sequence whose items are made one by one, each when it is first needed.
+    """A sequence whose items are created one by one, each when it is first needed.
 
     Equal to a tuple or another LazyItems with equal items.
 
     Args:
         size: the number of items.
-        make: returns an item by its number; called once for each item, or by several threads at the
-            same time. An item must not be None.
+        make: returns the item with a given number; called once for each item, unless several
+            threads need the item at the same time. An item must not be None.
     """
 
     def __init__(self, size: int, make: Callable[[int], T_co]) -> None:

@@ -11,8 +11,8 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[V]):
-    """A cache of up to `capacity` values, or, with `measure`, of values whose sizes add up to at most
-    `capacity`; pickled without its values.
+    """A cache with a limit on the number of its values or, with `measure`, on their total size. It
+    is pickled without its values.
 
     Thread-safe without a lock: each dict operation is atomic. So it also works after a fork, when a
     lock might be held by a thread that does not exist in the child. Two threads may create a value
@@ -28,7 +28,7 @@ class LRUCache(Generic[V]):
         self._values = OrderedDict[Hashable, V]()  # the most recently used value is the last
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """Return the value of `key`, created if it is not cached."""
+        """Return the value of `key`. If it is not cached, it is created by `make`."""
         value = self._values.get(key)
         if value is None:
             value = self._values.setdefault(key, make())
@@ -39,8 +39,8 @@ class LRUCache(Generic[V]):
     def get_all(
         self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]
     ) -> list[V]:
-        """Return the values of `keys`. Those that are not cached are created together, from the
-        list of their keys."""
+        """Return the values of `keys`. Values that are not cached are created together, by one call
+        of `make` with the list of their keys."""
         values = dict[Hashable, V]()
         missing = list[Hashable]()
         for key in keys:
@@ -59,7 +59,7 @@ class LRUCache(Generic[V]):
         return [values[key] for key in keys]
 
     def _use(self, key: Hashable) -> None:
-        """Make a key the most recently used."""
+        """Mark a key as the most recently used."""
         with contextlib.suppress(KeyError):  # another thread may have evicted it
             self._values.move_to_end(key)
 

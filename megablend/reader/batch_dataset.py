@@ -1,5 +1,5 @@
-"""Batches by step, for a Loader and a DataLoader's workers: after a request for one step, the
-following steps are read ahead."""
+"""The dataset of batches that a Loader, or a worker of a DataLoader, reads. When a batch is
+requested, the batches of the following steps are read ahead."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ MAX_DECODING = 8
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
-    it.
+    """A dataset whose items are batches, indexed by lists of sample numbers. It reads ahead in the
+    process that uses it.
 
-    Reading ahead starts again if a request does not follow the previous one, and if the length of
+    Reading ahead is restarted if a request does not follow the previous one, or if the length of
     samples changes.
 
     Args:
         dataset: the dataset to read.
-        micro_batch_size, step_samples: samples per step of this rank, and of all ranks.
-        num_batches: batches that exist at once; see `plan_budget`.
+        micro_batch_size, step_samples: number of samples per step of this rank, and of all ranks.
+        num_batches: number of batches that exist at the same time; see `plan_budget`.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._ahead: ReadAhead | None = None
         self._due: DueReporter | None = None
         self._section = dataset.run.sections[0]
-        """The section that is read ahead."""
+        """The section of the run (samples of the same length and masks) that is read ahead."""
         self._next_first = 0
         """The first sample of the next step that is read ahead."""
         self._process = os.getpid()
-        """The process that reads ahead: after a fork, the parent."""
+        """The id of the process that reads ahead. After a fork, it is the parent's."""
         self.meter = ReadMeter()
-        """Counts the reads of this process."""
+        """The counters of this process's reads."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
-        """Return the batch of consecutive samples `ks`; for an empty list, a padding sample.
-        Raises: see ReadAhead.next."""
+        """Return the batch of consecutive samples `ks`; for an empty list, a batch of one padding
+        sample. Raises: see ReadAhead.next."""
         if not ks:
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate(
                 [self._dataset.untransformed(None)]
@@ -83,8 +83,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
-        """Return an error with more details than the one with which reading samples `ks` failed;
-        None if there are none."""
+        """Return a more detailed error for one that occurred while samples `ks` were read; None if
+        there are no further details."""
         if isinstance(error, DataError):
             return name_sample(self._dataset.run, ks, error)
         return translate(error, f"the batch of sample {ks[0]}")
@@ -111,7 +111,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self.__init__(**state)  # type: ignore[misc]
 
     def _read_ahead_from(self, first: int) -> ReadAhead:
-        """Return the ReadAhead whose next step begins with sample `first`, a new one if needed."""
+        """Return the ReadAhead whose next step begins with sample `first`. A new one is made if
+        necessary."""
         continues = first == self._next_first and first < self._section.stop
         if self._ahead is None or self._process != os.getpid() or not continues:
             self.close()
@@ -142,6 +143,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         )
 
     def _stride(self) -> int:
-        """Return the samples between the beginnings of two steps of this process."""
+        """Return the number of samples between the starts of two consecutive steps of this
+        process."""
         worker = torch.utils.data.get_worker_info()
         return self._step_samples * (1 if worker is None else worker.num_workers)

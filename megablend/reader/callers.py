@@ -1,5 +1,5 @@
-"""Detect code of other libraries that would read a run wrongly, from the call stack: there is no
-other way to tell.
+"""Detect other libraries that would use a run incorrectly, by inspecting the call stack. There is
+no other way to detect them.
 
 Frames are inspected, never stored. Local variables are read only in frames of those libraries:
 `f_locals` creates a dict that lives as long as its frame, and would keep a user's loader alive
@@ -23,12 +23,12 @@ _DEPTH = 4
 
 
 def warn_if_shuffled() -> bool:
-    """Warn if the caller's caller is a sampler that shuffles, such as that of
+    """Warn if the caller's caller is a sampler that shuffles, such as the sampler of
     DataLoader(shuffle=True).
 
     Called by a dataset's `__len__`, which such samplers call before they shuffle.
 
-    Returns: whether it warned.
+    Returns: whether a warning was issued.
     """
     frame = sys._getframe(1).f_back
     caller = _self_of(frame, "torch")
@@ -47,7 +47,8 @@ def warn_if_shuffled() -> bool:
 
 
 def refuse_second_split() -> None:
-    """Refuse to give batches to accelerate, which would split them among processes a second time.
+    """Raise an error if accelerate requests the batches, since it would split them among processes
+    a second time.
 
     Called when the first batch is requested from the caller, a sampler's iterator.
 
@@ -64,8 +65,8 @@ def refuse_second_split() -> None:
 
 
 def warn_if_skipped_too(start: int) -> None:
-    """Warn if accelerate skips batches of the caller, a sampler's iterator that does not begin at
-    the run's first sample.
+    """Warn if accelerate skips batches of a sampler that has already been resumed. The caller is
+    the sampler's iterator.
 
     Args:
         start: the sample number at which the iterator begins.
@@ -82,14 +83,14 @@ def warn_if_skipped_too(start: int) -> None:
 
 
 def count_of_lightning(default: int) -> int:
-    """Return how many batches Lightning has counted when it restores the caller from one of its own
-    checkpoints; 0 if the state comes from elsewhere.
+    """Return the number of batches that Lightning has counted, if Lightning is restoring the caller
+    from one of its own checkpoints; otherwise 0.
 
-    Lightning continues from this count, and ends an epoch when the count is the length of its
-    loader: the length has to include these batches.
+    Lightning continues from this count, and ends an epoch when the count reaches the length of its
+    loader. So the length must include these batches.
 
     Args:
-        default: returned if Lightning restores the caller, but keeps its count in an unknown place.
+        default: returned if Lightning is restoring the caller, but its count is not found.
     """
     frame = sys._getframe(1).f_back
     for package in ("lightning", "pytorch_lightning"):
@@ -104,8 +105,8 @@ def count_of_lightning(default: int) -> int:
 
 
 def _find_caller(frame: FrameType | None, class_name: str) -> Any:
-    """Return the object of a class of accelerate whose method runs in a frame or one above it; None
-    if there is none."""
+    """Return the object whose method runs in a frame or in one of the frames above, if the object
+    is of the given class of accelerate; None if there is none."""
     for _ in range(_DEPTH):
         if frame is None:
             return None

@@ -1,5 +1,5 @@
-"""The map-style dataset, which returns a dict like GPTDataset's for each sample number: the same on
-every rank, in every worker, after every restart."""
+"""The map-style dataset, which returns a dict like GPTDataset's for each sample number. The samples
+are the same on every rank, in every worker and after every restart."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _NAMED = 8
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """One split of a run. Made by `megablend.open`.
+    """A map-style dataset of the samples of one split of a run. Made by `megablend.open`.
 
-    Safe to share between threads, to pickle (spawned workers) and to fork; opens a file when one of
-    its blocks is first read.
+    It may be shared between threads, pickled (for spawned workers) and forked. Files are opened
+    when one of their blocks is first read.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.skips = skips or Skips()
         """Ranges of samples that samplers and loaders skip."""
         self.transform = checked(transform)
-        """A function of each sample's dict, whose return value replaces the sample."""
+        """A function that is applied to each sample's dict. Its return value replaces the
+        sample."""
         self._warned_of_shuffling = False
         self.consumed_samples = self.check_position(consumed_samples)
-        """Number of samples that training has consumed, at which new loaders begin. Neither the
-        dataset nor its loaders update it."""
+        """Number of samples that training has consumed. New loaders begin at this position. Neither
+        the dataset nor its loaders update it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)  # as in Run
@@ -79,7 +80,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @cached_property
     def cache_bytes(self) -> int:
-        """The bytes of blocks that `self[k]` caches while no loader reads ahead."""
+        """Number of bytes of blocks that `self[k]` caches while no loader reads ahead."""
         return cache_bytes_of(self.run)
 
     @cached_property
@@ -88,17 +89,17 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return BlockCache(self.run.store, self.cache_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
-        """Return sample k; for None, a sample with a loss mask of zeros, to pad the last batch (as
-        GPTDataset does): sample 0, or the first one that is as long as the last ones.
+        """Return sample k. For None, return a padding sample for the last batch, as GPTDataset
+        does: a sample with a loss mask of zeros, and of the same length as the last samples.
 
         Raises: IndexError outside [0, len); TypeError if k is not an integer; MissingFileError,
-            ChangedFileError, CorruptFileError from its files; TransformError.
+            ChangedFileError, CorruptFileError for the files of the sample; TransformError.
         """
         sample = self.untransformed(k)
         return sample if self.transform is None else apply(self.transform, sample, k)
 
     def untransformed(self, k: int | None) -> dict[str, Any]:
-        """Return sample k before the transform. Raises: the errors of indexing."""
+        """Return sample k without applying the transform. Raises: the same errors as indexing."""
         ks = [self.run.sections[-1].start if k is None else operator.index(k)]
         run = self.run.view_at(ks[0])
         try:
@@ -111,12 +112,12 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
     def __getitems__(self, ks: Sequence[int]) -> list[Any]:
-        """Return samples `ks`, for a DataLoader to collate; a padding sample if there are none, as
-        for some ranks in a short last step."""
+        """Return the list of samples `ks`, for a DataLoader to collate. For an empty list, which
+        some ranks get in a short last step, return one padding sample."""
         return [self[k] for k in ks] or [self[None]]
 
     def sample(self, k: int) -> Sample:
-        """Return the provenance of sample k: source, ordinal, blocks, tokens, document starts.
+        """Return sample k with its provenance: source, ordinal, blocks, tokens, document starts.
         Raises: the errors of indexing."""
         number = operator.index(k)
         with translating(self._name(number)):
@@ -128,8 +129,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return f"sample {min(max(number, -1), self.run.num_samples)}"
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
-        """Return the provenance of samples `ks`; blocks of neighbouring ones of the same length are
-        read together. Raises: the errors of indexing."""
+        """Return samples `ks` with their provenance. Blocks of consecutive samples of the same
+        length are read together. Raises: the same errors as indexing."""
         provenances = list[Sample]()
         with translating("samples"):
             for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):
@@ -139,8 +140,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return provenances
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """Return a copy of the dataset with another transform, or none; both share the cache of
-        blocks. Raises: ConfigError if the transform is not callable."""
+        """Return a copy of the dataset with another transform, or with none. Both datasets share
+        one cache of blocks. Raises: ConfigError if the transform is not callable."""
         block_cache = self.block_cache
         dataset = copy(self)
         dataset.transform = checked(transform)
@@ -148,8 +149,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return dataset
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
-        """Return the tokens and document pieces of any blocks of the index. Raises: IndexError,
-        DataError."""
+        """Return the tokens and document pieces of blocks of the index, given by their numbers.
+        Raises: IndexError, DataError."""
         return self.run.store.read_blocks(block_ids)
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
@@ -167,7 +168,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let new loaders begin where a state was saved.
+        """Set the position to that of a saved state. Loaders that are created from now on begin
+        there.
         Raises: StateError if the state's index or plan differs."""
         self.consumed_samples = self.check_state(state)
 
@@ -180,11 +182,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:
-        """Return the number of the next sample after `trained_samples` samples, which also counts
-        the samples skipped before it.
+        """Return the number of the next sample after training on `trained_samples` samples. Unlike
+        `trained_samples`, this number includes skipped samples.
 
-        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises:
-            see `check_position`.
+        For training loops that count samples themselves:
+        `consumed_samples=dataset.position(trained)`. Raises: see `check_position`.
         """
         trained_samples = whole_number("trained_samples", trained_samples, least=0)
         return self.check_position(self.skips.position(trained_samples))

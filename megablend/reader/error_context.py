@@ -1,4 +1,4 @@
-"""Errors of data files, extended by the sample that needed the file."""
+"""Add to the error about a data file which sample needed the file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A background check of a run's files during training, which detects a missing or changed file
-before a sample needs it."""
+"""A background thread that checks a run's files during training, so that missing or changed files
+are detected before a sample needs them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from megablend.storage.waits import Waits
 ROUND_SECONDS = 600.0
 """Minimum number of seconds between two checks of the same file."""
 _JOIN_SECONDS = 1.0
-"""Seconds to wait for a thread that was told to stop; its check may hang with the file system."""
+"""Maximum time in seconds to wait for a thread that was asked to stop. Its check may hang because
+the file system hangs."""
 _running: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
 """Threads that check files, each with the object that stops it."""
 
 
 class _End:
-    """Stops a thread that checks files, without a lock, and keeps what the thread found."""
+    """The means to stop a thread that checks files, without using a lock. It also stores what the
+    thread has found."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[None] = SimpleQueue()
@@ -38,27 +40,30 @@ class _End:
         the file is still needed."""
 
     def request_after_check(self) -> None:
-        """Stop the thread after its current check; may be called by the garbage collector."""
+        """Ask the thread to stop after its current check. May be called by the garbage
+        collector."""
         self._queue.put(None)
 
     def request_by_collector(self) -> None:
-        """Stop the thread, and cancel the waits of its check; may be called by the garbage
-        collector, since another thread waits for the locks that this takes."""
+        """Ask the thread to stop, and cancel what its check is waiting for. May be called by the
+        garbage collector, since the necessary locks are taken by another thread."""
         self._queue.put(None)
         self.waits.cancel_soon()
 
     def request(self) -> None:
-        """Stop the thread, and cancel the waits of its check, in the calling thread."""
+        """Ask the thread to stop, and cancel what its check is waiting for, from the calling
+        thread."""
         self._queue.put(None)
         self.waits.cancel()
 
     def withdraw(self) -> bool:
-        """Take back a request to stop that the thread has not seen; return whether one existed."""
+        """Withdraw a request to stop that the thread has not seen yet. Returns whether there was
+        one."""
         return self.is_requested(0)
 
     def is_requested(self, seconds: float) -> bool:
-        """Wait at most `seconds` for a request to stop; return whether there is one. Each request
-        is seen once."""
+        """Wait at most `seconds` for a request to stop, and return whether there is one. Each
+        request is returned only once."""
         try:
             self._queue.get(timeout=seconds)
         except Empty:
@@ -74,21 +79,22 @@ class _Progress:
     next_index: int = 0
     """Index of the next file to check."""
     position: int = 0
-    """The next sample to read; files that only earlier samples need are not checked."""
+    """The number of the next sample to read. Files that only earlier samples need are not
+    checked."""
 
 
 class FileWatch:
-    """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be
-    started again.
+    """A background check of files, one after another and repeatedly. It runs from `start` until
+    `stop` or `close`, and can be started again.
 
-    It also stops when it is garbage-collected. That may happen in any thread, between any two
-    instructions, so stopping must neither take a lock nor wait for the thread: `SimpleQueue.put`
-    takes none.
+    It also stops when this object is garbage-collected. That may happen in any thread, between any
+    two instructions. So stopping must neither take a lock nor wait for the thread;
+    `SimpleQueue.put`, which is used to stop the thread, takes no lock.
 
     Args:
         checker: checks files of the index snapshot.
-        files: the files that this rank checks, as long as samples to come may read them.
-        per_second: files checked per second; 0 checks none.
+        files: the files that this rank checks, as long as later samples may read them.
+        per_second: number of files to check per second; 0 disables the check.
     """
 
     def __init__(
@@ -106,15 +112,15 @@ class FileWatch:
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Callable[..., FileWatch], tuple[FileChecker, list[RunFile]]]:
-        # Another process has neither its thread nor what that has found
+        # Another process has neither the thread nor what the thread has found
         return partial(FileWatch, per_second=self._per_second), (self._checker, self._files)
 
     def start(self, position: int = 0) -> None:
-        """Start checking, unless a thread of this process already does. A file for which an error
-        was raised is checked again.
+        """Start checking, unless a thread of this process is already checking. A file for which an
+        error was raised is checked again.
 
         Args:
-            position: the next sample to read.
+            position: the number of the next sample to read.
         """
         self._progress.position = position
         if not self._pause or not self._files:
@@ -136,9 +142,9 @@ class FileWatch:
         self._is_stopped = False
 
     def _is_busy(self) -> bool:
-        """Return whether no thread has to be started, since one is running, or has found something
-        before it stopped. A thread that was told to stop, but is still in its last check,
-        continues."""
+        """Return whether no thread needs to be started, because a thread is running, or has found
+        an error before it stopped. A thread that was asked to stop, but is still in its last check,
+        continues to run."""
         if self._end.found is not None or not self._is_stopped:
             return True
         if self._thread is not None and self._thread.is_alive() and self._end.withdraw():
@@ -158,8 +164,8 @@ class FileWatch:
             raise error
 
     def stop(self) -> None:
-        """Stop checking after the check in progress, without waiting for it; may be called by the
-        garbage collector."""
+        """Stop after the check in progress, without waiting for it. May be called by the garbage
+        collector."""
         if not self._is_stopped:
             self._is_stopped = True
             self._end.request_after_check()
@@ -176,7 +182,7 @@ class FileWatch:
 
 @atexit.register
 def _end_all() -> None:
-    """Wait until no thread checks files.
+    """Stop all threads that check files, and wait for them.
 
     A thread that still runs while the interpreter shuts down is killed in the middle of a C++ call,
     or while it frees a mapped table of the cache, and the process would abort.
@@ -199,7 +205,7 @@ def _check_repeatedly(
     """Check files in turn until one is found to be missing or changed, or a stop is requested.
 
     Args:
-        pause: seconds after each check.
+        pause: time in seconds to wait after each check.
     """
     end.waits.enter()
     while True:

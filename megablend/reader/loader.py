@@ -1,5 +1,5 @@
-"""The loader of a data-parallel rank's batches, whose state counts the batches that were yielded,
-not those that workers have read ahead."""
+"""The loader of a data-parallel rank's batches. Its state counts the batches that were yielded, not
+the batches that workers have read ahead."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS = (
     "timeout",
     "worker_init_fn",
 )
-"""Attributes of a DataLoader that a Loader has as well."""
+"""Names of the attributes of a DataLoader that a Loader also has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,26 +50,27 @@ class _Pass:
     """An iteration in progress."""
 
     num_batches: int
-    """Number of batches that the iteration yields in all."""
+    """Total number of batches that the iteration yields."""
 
 
 class Loader:
-    """The batches of one data-parallel rank, from the run's current position.
+    """An iterable over the batches of one data-parallel rank, from the run's current position on.
 
     Iteration continues after the last batch yielded, also in a new iterator. `state_dict()` and
     `load_state_dict()` follow the Stateful protocol of torchdata and torch.distributed.checkpoint.
     Loaders over the same dataset are independent.
 
-    accelerate.prepare leaves a Loader unchanged. A Loader has what accelerate's skip_first_batches,
-    and therefore Hugging Face's Trainer on resuming, requires: a DataLoader's settings, and
-    `batch_sampler`. With these, accelerate makes a plain DataLoader, which does not read ahead; it
-    is faster to load the Loader's own state, with Trainer's ignore_data_skip.
+    accelerate.prepare leaves a Loader unchanged. A Loader also has the attributes that accelerate's
+    skip_first_batches requires, which Hugging Face's Trainer calls on resuming: the settings of a
+    DataLoader, and `batch_sampler`. From these, accelerate makes a plain DataLoader, which does not
+    read ahead. It is faster to load the Loader's own state, and to set Trainer's ignore_data_skip.
 
     Args:
         dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group,
             consumed_samples, drop_last, replicas: as for PretrainingSampler.
-        transform: applied to each sample's dict as the final step, in threads, or in the workers
-            (then it is pickled if they are spawned). Its return values are collated as torch does.
+        transform: a function that is applied to each sample's dict as the final step, in threads,
+            or in the workers (it must then be picklable if they are spawned). Its return values are
+            collated as torch does.
         **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory,
             multiprocessing_context.
 
@@ -111,10 +112,10 @@ class Loader:
         self.batch_size = self.sampler.micro_batch_size
         self.drop_last = drop_last
         self.collate_fn: Callable[[list[Any]], Any] | None = options.get("collate_fn")
-        """Collates single samples, in a DataLoader that other code makes from `dataset` and
-        `batch_sampler`; None for torch's default."""
+        """The function that collates single samples, in a DataLoader that other code makes from
+        `dataset` and `batch_sampler`; None for torch's default."""
         self.consumed_samples = self.sampler.consumed_samples
-        """Samples, over all ranks, of the batches yielded so far."""
+        """Number of samples, over all ranks, in the batches yielded so far."""
         self._counts = LoaderCounts()
         self._steps: BatchDataset | None = None
         self._check_memory: Callable[..., None] | None = None
@@ -138,7 +139,7 @@ class Loader:
 
     def _make_ahead(self, options: dict[str, Any]) -> DataLoader[Any]:
         """Make the DataLoader whose dataset reads ahead, with these options. Raises: ConfigError if
-        memory is too small."""
+        the memory limit is too small."""
         dataset = self.dataset
         num_workers = options["num_workers"]
         step_samples = self.sampler.step_samples
@@ -159,12 +160,12 @@ class Loader:
         return DataLoader(batches, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """Return the number of batches that the next iteration yields; while one is in progress,
-        the number that it yields in all.
+        """Return the number of batches that the next iteration yields; while an iteration is in
+        progress, the total number that it yields.
 
-        After `load_state_dict` these are the batches that are left; `batches_total` is the number
-        of the whole run. If Lightning has loaded the state from its checkpoint, the batches that it
-        has counted before are added.
+        After `load_state_dict`, this is the number of remaining batches; `batches_total` is the
+        number for the whole run. If Lightning has loaded the state from its checkpoint, the batches
+        that Lightning has already counted are added.
         """
         if self._pass is not None:
             return self._pass.num_batches
@@ -173,7 +174,7 @@ class Loader:
 
     @property
     def batches_total(self) -> int:
-        """The number of batches of the whole run, regardless of the position."""
+        """The number of batches in the whole run, regardless of the position."""
         return self.sampler.steps_after(0)
 
     def __getattr__(self, name: str) -> Any:
@@ -183,12 +184,12 @@ class Loader:
 
     @property
     def batch_sampler(self) -> LentSampler:
-        """The sample numbers of each remaining batch, for a DataLoader over `dataset` that other
-        code makes.
+        """A sampler that yields the sample numbers of each remaining batch, for a DataLoader over
+        `dataset` that other code makes.
 
-        The Loader's position advances as batches are requested. If that DataLoader has
-        workers, which request batches in advance, the position is no longer known, and
-        `state_dict` raises StateError.
+        The Loader's position advances when batches are requested. If that DataLoader has workers,
+        they request batches in advance; the position is then unknown, and `state_dict` raises
+        StateError.
         """
         return LentSampler(self)
 
@@ -214,8 +215,8 @@ class Loader:
         return self._yield_batches(self._pass)
 
     def _yield_batches(self, current: _Pass) -> Iterator[dict[str, Any]]:
-        """Yield the batches of an iteration; the position advances with each, and files are watched
-        until the end."""
+        """Yield the batches of an iteration. The position advances with each batch, and files are
+        watched until the iteration ends."""
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
@@ -255,7 +256,7 @@ class Loader:
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
-        """Stop reading and transforming ahead in this process, and free the memory used for it;
+        """Stop reading and transforming ahead in this process, and free the memory used for it. The
         iteration can be continued later."""
         self._watch.close()
         self._threads.close()
@@ -263,18 +264,19 @@ class Loader:
             self._steps.close()
 
     def stats(self) -> dict[str, Any]:
-        """Return the progress of the run, by source, and the cost of reading on this rank since the
-        Loader was made, as JSON-serializable values.
+        """Return the progress of the run by source, and statistics of reading on this rank since
+        the Loader was created, as JSON-serializable values.
 
-        Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the
-            position, which counts skipped samples), num_samples, and sources (name, dataset_id,
-            samples, tokens, epochs, share, planned_share; without skipped samples). Of this rank:
-            rank, batches, waiting_seconds (in which the next batch was not ready), and reads, of
-            this process and the workers, as far as their batches have arrived: requests, bytes,
-            blocks, reading_seconds, decoding_seconds (sums, even of times that overlap),
-            masked_samples, retries, and of a mirror the bytes by origin: mirror_bytes,
-            source_bytes, peer_bytes, direct_bytes (see ReadCounts); None with a `collate_fn`, with
-            which samples are not read ahead.
+        Returns: the keys of `describe_progress`, which are exact over all ranks and restarts:
+            consumed_samples (the position, including skipped samples), num_samples, and sources
+            (name, dataset_id, samples, tokens, epochs, share, planned_share; without skipped
+            samples). The other keys are about this rank: rank, batches, waiting_seconds (the time
+            in which the next batch was not ready), and reads. `reads` has the counters of this
+            process, and of the workers as far as their batches have arrived: requests, bytes,
+            blocks, reading_seconds and decoding_seconds (sums, even of times that overlap),
+            masked_samples, retries, and with a mirror the bytes by origin: mirror_bytes,
+            source_bytes, peer_bytes, direct_bytes (see ReadCounts). It is None with a `collate_fn`,
+            since samples are then not read ahead.
         """
         counts = self._counts
         return describe_progress(self.dataset.run, self.consumed_samples, self.dataset.skips) | {
@@ -299,9 +301,11 @@ class Loader:
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks and any micro batch.
+        """Continue at the position of a saved state. The number of ranks and the micro batch size
+        may differ from those of the saved state.
 
-        Raises: StateError; ConfigError if steps or `memory` do not fit the rest of the run.
+        Raises: StateError; ConfigError if the step size or `memory` is unsuitable for the rest of
+            the run.
         """
         self.sampler.load_state_dict(state)
         if self._check_memory is not None:
@@ -312,8 +316,8 @@ class Loader:
         self._counted_before = count_of_lightning(default=self.batches_total - len(self.sampler))
 
     def _check_lanes(self, num_workers: int) -> None:
-        """Warn if lanes do not fit the steps, so that several processes would read the same
-        blocks."""
+        """Warn if the number of lanes does not match the step size, so that several processes would
+        read the same blocks."""
         run = self.dataset.run
         if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank warns for all
             return
@@ -329,7 +333,8 @@ class Loader:
 
 
 class LentSampler(Sampler[list[int]]):
-    """A Loader's batches as sample numbers; see `Loader.batch_sampler`."""
+    """A sampler that yields the sample numbers of a Loader's batches; see
+    `Loader.batch_sampler`."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -338,8 +343,8 @@ class LentSampler(Sampler[list[int]]):
         self.drop_last = loader.drop_last
 
     def __len__(self) -> int:
-        """Return the number of batches that remained when this sampler was created: a constant,
-        since code that skips batches subtracts from it."""
+        """Return the number of batches that remained when this sampler was created. It is constant,
+        because code that skips batches subtracts from it."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -347,13 +352,14 @@ class LentSampler(Sampler[list[int]]):
 
 
 def _make_watch(dataset: Dataset, rank: int, size: int) -> FileWatch:
-    """Make the watch of this rank's share of the files of the split's sources."""
+    """Return a FileWatch for this rank's share of the files of the split's sources."""
     run = dataset.run
     store = run.store
     options = run.runtime.objects
     files = list_files(run)[rank::size]
     if any(dict(settings).get("versions") for _, settings in options.by_prefix):
-        # A process that has read a version goes on with it, whatever becomes of the object
+        # A process that has read a version of an object keeps reading it, even if the object
+        # changes
         files = [
             file
             for file in files

@@ -1,5 +1,5 @@
-"""Statistics of a Loader: progress by source, computed from the plan; and what was read by its own
-process and by its workers."""
+"""Statistics of a Loader: the progress by source, which is computed from the plan, and the reads of
+its own process and of its workers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 
 
 class CountedBatch(NamedTuple):
-    """A batch from a worker, with the worker's read counters."""
+    """A batch from a worker, with the read counters of the worker."""
 
     batch: Any
     counts: ReadCounts
 
 
 class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
-    """Batches, transformed in the process that reads them, with their read counters; for a
-    DataLoader's workers.
+    """A dataset of batches with their read counters, for the workers of a DataLoader. Batches are
+    transformed in the process that reads them.
 
     Args:
-        steps: batches before the transform, by the numbers of their samples.
-        transform: the function of each sample, if there is one.
+        steps: the batches before the transform, indexed by lists of sample numbers.
+        transform: the function that is applied to each sample, if any.
     """
 
     def __init__(self, steps: BatchDataset, transform: Transform | None) -> None:
@@ -57,14 +57,15 @@ class LoaderCounts:
 
     def __init__(self) -> None:
         self.batches = 0
-        """Batches yielded."""
+        """Number of batches yielded."""
         self.waiting_seconds = 0.0
-        """Seconds spent waiting for the next batch."""
+        """Time in seconds spent waiting for the next batch."""
         self.reads = ReadCounts()
-        """Reads of this process, and of the workers whose batches have arrived."""
+        """Read counters of this process, and of the workers as far as their batches have
+        arrived."""
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches, and count them and the time spent waiting for each."""
+        """Yield the batches, counting them and the time spent waiting for them."""
         coming = iter(batches)
         while True:
             started = perf_counter()
@@ -80,8 +81,8 @@ class LoaderCounts:
 def describe_progress(
     run: Run, consumed_samples: int, skips: Skips | None = None
 ) -> dict[str, Any]:
-    """Describe the first samples of a run, over all ranks and restarts; exact, since it is computed
-    from the plan.
+    """Describe the progress of a run after its first samples, over all ranks and restarts. The
+    numbers are exact, since they are computed from the plan.
 
     Args:
         skips: ranges of samples that are not trained on, and not counted by source.
@@ -117,10 +118,11 @@ def describe_progress(
 
 
 def _plan_shares(run: Run, count: int) -> Float64s:
-    """Compute the shares that the stages plan for the first `count` samples, float64 [num_sources].
+    """Return the shares of the sources that the stages plan for the first `count` samples, as
+    float64 [num_sources].
 
-    Of the stages that these samples reach, all but the last are complete, and count as they are.
-    The last one counts as if the samples that it has so far had the shares of the whole stage.
+    Complete stages count with their actual samples. The last stage may be incomplete; it counts as
+    if its samples so far had the shares of the whole stage.
     """
     last = bisect.bisect_left(run.ledger.ends, count)
     last = min(last, len(run.ledger.ends) - 1)
@@ -134,11 +136,12 @@ def _plan_shares(run: Run, count: int) -> Float64s:
 
 
 def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips: Skips) -> Int64s:
-    """Return what `count` counts in the first `consumed_samples` samples, without the skipped ones:
-    int64 [num_sources].
+    """Apply `count` to the first `consumed_samples` samples, and subtract the counts of skipped
+    samples. Returns: int64 [num_sources].
 
     Args:
-        count: returns what a number of first samples has of each source, int64 [num_sources].
+        count: takes a number of samples, and returns a count for each source (int64 [num_sources])
+            over that many first samples of the run.
     """
     total = count(consumed_samples)
     for start, stop in skips.ranges:

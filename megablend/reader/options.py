@@ -1,5 +1,5 @@
-"""Check options that are passed on to torch's DataLoader, and refuse those that a Loader sets
-itself or that cannot work."""
+"""Check the options that are passed on to torch's DataLoader. Options that a Loader sets itself, or
+that cannot work, are refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OURS = {
     "sampler": "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
     "batch_sampler": "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
 }
-"""Options that may not be passed on, and what to use instead."""
+"""DataLoader options that a Loader does not accept, with advice on what to use instead."""
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options for a DataLoader and set `pin_memory` and `num_workers`.
+    """Return checked options for a DataLoader, in which `pin_memory` and `num_workers` are set.
     Raises: ConfigError."""
     torch_options = list(inspect.signature(DataLoader).parameters) if options else []
     for name, value in options.items():

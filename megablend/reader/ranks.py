@@ -1,5 +1,5 @@
-"""The data-parallel rank that a loader reads for, which is given explicitly or by a process group,
-and never guessed from the world size.
+"""Determine the data-parallel rank that a loader reads for. It is given explicitly or by a process
+group, and never guessed from the world size.
 
 Ranks of tensor and pipeline parallelism read the same samples, so the number of processes does not
 imply data parallelism.
@@ -36,16 +36,17 @@ def resolve_rank(
     *,
     replicas: int = 1,
 ) -> tuple[int, int]:
-    """Return the data-parallel (rank, size). In a job of a single process, the default is rank 0 of
-    1, and any other rank may be given.
+    """Return the data-parallel (rank, size). In a job of a single process, the default is (0, 1),
+    and any other rank and size may be given.
 
     Args:
         data_parallel_rank, data_parallel_size: given together, or both None.
         data_parallel_group: given instead of both, or None.
         environ: the environment in which launchers set their variables.
-        replicas: how many jobs, each of as many processes as this one, read the run together.
+        replicas: number of jobs that read the run together, each with as many processes as this
+            one.
 
-    Warns: if the processes of a job are not a multiple of the size.
+    Warns: if the number of processes is not a multiple of the size.
     Raises: ConfigError if both are missing in a job of several processes, if one is given without
         the other or together with a group, if they are out of range, or if there are fewer
         processes than ranks; LaunchError if a launcher's variable is not a number.
@@ -117,7 +118,7 @@ def _not_a_member() -> ConfigError:
 
 
 def _find_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
-    """Find the library or launcher that started the processes of the job; None for a single
+    """Return the library or launcher that started the processes of the job; None for a single
     process. Raises: LaunchError for a variable that is not a number."""
     started: LauncherInfo | None
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -134,8 +135,8 @@ def _find_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
 
 def _check_size(size: int, job: LauncherInfo, replicas: int) -> None:
-    """Check that there are enough processes for the data-parallel ranks, since some samples would
-    never be read otherwise. Raises: ConfigError."""
+    """Check that there are at least as many processes as data-parallel ranks; otherwise, some
+    samples would never be read. Raises: ConfigError."""
     processes = job.size * replicas
     jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
     if size > processes and job.exact:

@@ -23,24 +23,26 @@ from megablend.run.fitting_steps import unfit_step
 
 
 class PretrainingSampler(Sampler[list[int]]):
-    """A stateful batch sampler: pass it to a DataLoader as `batch_sampler`.
+    """A stateful batch sampler, to be passed to a DataLoader as `batch_sampler`.
 
     Iteration continues from `consumed_samples`, which counts the samples of all ranks in the
-    batches yielded so far. It ends with the run; for validation and test, the next iteration starts
-    again at 0. It cannot be used with accelerate.prepare, which would split its batches among
-    processes a second time: iterating it there is an error (use megablend.Loader instead).
+    batches yielded so far. The iteration ends with the run; for validation and test, the next
+    iteration starts again at 0. The sampler cannot be used with accelerate.prepare, which would
+    split its batches among processes a second time. Iterating it there raises an error (use
+    megablend.Loader instead).
 
     Args:
         dataset: made by `megablend.open`.
-        consumed_samples: where to begin; default: the dataset's `consumed_samples`.
-        data_parallel_rank, data_parallel_size: the rank of this process and their number; both are
-            required in a job of several processes.
-        data_parallel_group: instead of both, a torch ProcessGroup or one dimension of a DeviceMesh.
-        drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples.
-            Otherwise a rank that gets none of its samples has an empty batch, for which the dataset
-            returns one sample whose loss mask is 0.
-        replicas: how many jobs of as many processes read the run together; data_parallel_size then
-            counts the ranks of all of them.
+        consumed_samples: the position to begin at; by default the dataset's `consumed_samples`.
+        data_parallel_rank, data_parallel_size: the rank of this process, and the number of ranks.
+            Both are required in a job of several processes.
+        data_parallel_group: a torch ProcessGroup, or one dimension of a DeviceMesh, given instead
+            of rank and size.
+        drop_last: omit the last step if it has less than micro_batch_size * data_parallel_size
+            samples. Otherwise, a rank that gets no sample of this step has an empty batch, for
+            which the dataset returns one sample whose loss mask is 0.
+        replicas: number of jobs that read the run together, each with the same number of processes;
+            data_parallel_size is then the number of ranks of all jobs.
 
     Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several
         processes, or if the job has fewer processes than there are data-parallel ranks, whose
@@ -69,7 +71,7 @@ class PretrainingSampler(Sampler[list[int]]):
         self.data_parallel_rank = rank
         self.data_parallel_size = size
         self.step_samples = micro_batch_size * size
-        """Samples of one micro step, over all ranks."""
+        """Number of samples in one micro step, over all ranks."""
         self.drop_last = drop_last
         if drop_last and 0 < len(dataset) < self.step_samples:
             warnings.warn(
@@ -85,14 +87,15 @@ class PretrainingSampler(Sampler[list[int]]):
             else dataset.check_position(consumed_samples)
         )
         self._resumed_at = self.consumed_samples
-        """The position at which this sampler began, or that of the state that was loaded last."""
+        """The position at which this sampler began, or the position of the state that was loaded
+        last."""
         # A position that nobody gave may still come from `load_state_dict`.
         if consumed_samples is not None or dataset.consumed_samples:
             self.check_steps()
 
     def check_steps(self) -> None:
-        """Check that no step after the position has samples of two lengths or skipped samples.
-        Raises: ConfigError."""
+        """Check that no step after the current position contains samples of different lengths, or
+        skipped samples. Raises: ConfigError."""
         dataset = self.dataset
         problem = unfit_step(dataset.run, dataset.skips, self.next_start(), self.step_samples)
         if problem is not None:
@@ -105,22 +108,22 @@ class PretrainingSampler(Sampler[list[int]]):
         return self.steps_after(self.next_start())
 
     def next_start(self) -> int:
-        """Return the sample number at which the next iteration begins: a validation split starts
-        again after its end."""
+        """Return the sample number at which the next iteration begins. For validation and test,
+        this is 0 after the end of the split."""
         if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
             return 0
         return self.consumed_samples
 
     def steps_after(self, consumed_samples: int) -> int:
-        """Count the micro steps from a sample number to the end of the run."""
+        """Return the number of micro steps from a sample number to the end of the run."""
         skips = self.dataset.skips
         left = skips.count_trained(self.dataset.run.num_samples)
         left -= skips.count_trained(consumed_samples)
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
-        """Return the samples [start, stop) of the next step of all ranks after `consumed_samples`;
-        `stop` is `consumed_samples` after that step."""
+        """Return the range [start, stop) of the samples of all ranks in the next step after
+        `consumed_samples`. After that step, `consumed_samples` is `stop`."""
         skips = self.dataset.skips
         num_samples = self.dataset.run.num_samples
         if not skips.ranges:  # a fast path, since this is called for each batch
@@ -148,7 +151,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks and any micro batch.
+        """Continue at the position of a saved state. The number of ranks and the micro batch size
+        may differ from those of the saved state.
         Raises: StateError; ConfigError as `check_steps`."""
         self.consumed_samples = self.dataset.check_state(state)
         self._resumed_at = self.consumed_samples

@@ -27,12 +27,13 @@ from megablend.storage.location import find_scheme
 from megablend.storage.registry import OBJECT_SCHEMES
 
 _POLL_SECONDS = 5.0
-"""Seconds between a worker's checks that its parent is alive, unless the parent's exit wakes it."""
+"""Time in seconds between a worker's checks that its parent is alive. (Usually, the exit of the
+parent wakes the worker before.)"""
 
 
 def start_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
-    """Let the worker exit when its parent does, even while the worker is blocked in a read; then
-    call the user's `worker_init_fn`, `own`."""
+    """Initialize a worker: make it exit when its parent exits, even while it is blocked in a read,
+    and then call the user's `worker_init_fn`, which is `own`."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         arguments = (parent.sentinel, parent.pid, _find_start(parent.pid))
@@ -47,9 +48,10 @@ def _end_with(sentinel: int, pid: int, started: str | None) -> None:
     """Exit this process when its parent has exited.
 
     Args:
-        sentinel: the parent's, which becomes ready when the parent exits.
-        pid: the parent's process id, which another process may get after the parent's exit.
-        started: when the parent was started, as `_find_start` says.
+        sentinel: the sentinel of the parent process, which becomes ready when the parent exits.
+        pid: the id of the parent process. Another process may get the same id after the parent's
+            exit.
+        started: the start time of the parent, as returned by `_find_start`.
     """
     while not multiprocessing.connection.wait([sentinel], timeout=_POLL_SECONDS):
         if _find_start(pid) != started:
@@ -58,8 +60,8 @@ def _end_with(sentinel: int, pid: int, started: str | None) -> None:
 
 
 def _find_start(pid: int) -> str | None:
-    """Find when a process was started, in the kernel's ticks; None if there is no such process or
-    it has exited, or if the kernel does not say."""
+    """Return the start time of a process in clock ticks of the kernel; None if there is no such
+    process, if it has exited, or if the kernel does not provide the time."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -74,7 +76,8 @@ def _find_start(pid: int) -> str | None:
 def choose_start_method(
     options: Mapping[str, Any], run: Run, transform: Callable[..., Any] | None
 ) -> dict[str, Any]:
-    """Return options for a DataLoader, with the `multiprocessing_context` that the sources require.
+    """Return the options for a DataLoader with the `multiprocessing_context` that the storage of
+    the sources requires.
 
     Raises: ConfigError if `fork` is requested but cannot work, if a worker runs the script that
         started it, or if the transform or another function cannot be sent to workers.
@@ -118,6 +121,6 @@ def _check_function(name: str, function: Callable[..., Any] | None) -> None:
 
 
 def _list_locations(run: Run) -> list[str]:
-    """List the locations of the cache and of the sources' files."""
+    """Return the locations of the cache and of the sources' files."""
     roots = {**run.store.snapshot.roots, **run.store.roots}
     return [run.runtime.cache.location, *roots.values()]

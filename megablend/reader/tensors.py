@@ -1,4 +1,5 @@
-"""The dict of tensors that GPTDataset returns: tokens, labels, masks and position ids of samples.
+"""Make dicts of tensors like those that GPTDataset returns: tokens, labels, masks and position ids
+of samples.
 
 Source: megatron-core, megatron/core/datasets/gpt_dataset.py (GPTDataset.__getitem__,
     _get_ltor_masks_and_position_ids).
@@ -20,8 +21,8 @@ from megablend.run.run import Section
 
 
 def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """Make a batch of samples like GPTDataset's, collated. No tensor shares memory with another, so
-    users may modify any of them.
+    """Return a batch of samples as a dict, like the collated samples of GPTDataset. The tensors do
+    not share memory, so users may modify them.
 
     Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n,
         sequence_length]; dataset_id int64 [n]; with `create_attention_mask`, attention_mask bool
@@ -72,13 +73,13 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
 
 
 def sample_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """Make the dict of the first of the samples as GPTDataset returns it: without the batch
-    dimension, and dataset_id an int."""
+    """Return the first of the samples as a dict, as GPTDataset returns it: without the batch
+    dimension, and with dataset_id as an int."""
     return sample_of(batch_dict(settings, samples), 0)
 
 
 def _make_loss_mask(settings: Section, samples: Samples) -> npt.NDArray[np.float32]:
-    """Make the loss mask, float32 [n, sequence_length]."""
+    """Return the loss mask of samples: float32 [n, sequence_length]."""
     loss_mask = np.empty(samples.tokens.shape, np.float32)
     loss_mask[:] = _ones(samples.tokens.shape[1])  # copying rows takes half the time of a fill
     if settings.masks.eod_mask_loss:
@@ -91,15 +92,16 @@ def _make_loss_mask(settings: Section, samples: Samples) -> npt.NDArray[np.float
 
 
 def _signed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert uint16 and uint32, which torch supports only in part, to the next wider signed
-    dtype."""
+    """Convert arrays of uint16 and uint32, which torch does not fully support, to the next wider
+    signed dtype. Other arrays are returned unchanged."""
     wider = {"uint16": np.int32, "uint32": np.int64}.get(numbers.dtype.name)
     return numbers if wider is None else numbers.astype(wider)
 
 
 @cache
 def _ones(length: int) -> npt.NDArray[np.float32]:
-    """Return the loss mask of a sample without masked tokens; a run has few sequence lengths."""
+    """Return the loss mask of a sample without masked tokens. Results are cached, since a run has
+    only a few sequence lengths."""
     return np.ones(length, np.float32)
 
 
@@ -110,7 +112,8 @@ def _positions(length: int) -> npt.NDArray[np.int64]:
 
 
 def _find_after(tokens: npt.NDArray[np.int64], eod: int) -> npt.NDArray[np.bool_]:
-    """Find where the previous token is `eod`: bool, of the shape of `tokens` [n, length]."""
+    """Return a boolean array of the shape of `tokens` [n, length] that is True where the previous
+    token is `eod`."""
     after = np.zeros(tokens.shape, np.bool_)
     after[:, 1:] = tokens[:, :-1] == eod
     return after

@@ -1,5 +1,5 @@
-"""A user's function of each sample, applied as the final step: in threads, in parallel with training,
-or in a DataLoader's workers."""
+"""Apply a user's function to each sample as the final step. This is done in threads, in parallel
+with training, or in a DataLoader's workers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from megablend.errors import ConfigError, TransformError
 from megablend.system import count_cpus
 
 Transform = Callable[[dict[str, Any]], Any]
-"""A function of a sample as `dataset[k]` returns it; returns its replacement, anything that torch can
-collate."""
+"""A function that takes a sample, as returned by `dataset[k]`, and returns its replacement, which
+may be anything that torch can collate."""
 AHEAD = 3
-"""Number of batches transformed in advance, in addition to the one that is awaited."""
+"""Number of batches that are transformed in advance, in addition to the next one."""
 
 
 def checked(transform: Transform | None) -> Transform | None:
@@ -31,7 +31,8 @@ def checked(transform: Transform | None) -> Transform | None:
 
 
 def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:
-    """Transform sample k (None: a padding sample). Raises: TransformError."""
+    """Return the transformed sample k. If k is None, it is a padding sample. Raises:
+    TransformError."""
     try:
         return transform(sample)
     except Exception as error:
@@ -42,8 +43,8 @@ def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:
 
 
 def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]) -> Any:
-    """Transform the samples `ks` of a batch (empty: a padding sample) one by one, and collate them.
-    Raises: TransformError."""
+    """Transform the samples `ks` of a batch one by one, and return them collated. If `ks` is empty,
+    the batch is a padding sample. Raises: TransformError."""
     numbers: list[int | None] = [*ks] or [None]
     samples = [apply(transform, sample_of(batch, i), k) for i, k in enumerate(numbers)]
     try:
@@ -56,7 +57,8 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
 
 
 def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Return the i-th sample of a batch as `dataset[k]` does: dataset_id is an int."""
+    """Return the i-th sample of a batch in the form in which `dataset[k]` returns it, with
+    dataset_id as an int."""
     sample: dict[str, Any] = {
         name: sample_of(value, i) if isinstance(value, Mapping) else value[i]
         for name, value in batch.items()
@@ -67,14 +69,14 @@ def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 
 class Threads:
-    """The transform threads. They are started on demand, also after `close` and in a forked
-    child."""
+    """The threads that apply the transform. They are started on demand, even after `close` and in a
+    forked child."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a new generation, without threads."""
+        """Begin a new generation of threads. None is started yet."""
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._generation = object()
@@ -88,8 +90,9 @@ class Threads:
         return self._pool.submit(function, *args)
 
     def get_generation(self) -> object:
-        """Return an object that identifies the current generation; work of earlier generations is
-        dropped. A forked child, which does not have its parent's threads, begins a new one."""
+        """Return an object that identifies the current generation of threads; work of earlier
+        generations is dropped. A forked child does not have its parent's threads, so it begins a
+        new generation."""
         if self._process != os.getpid():
             self._begin()
         return self._generation
@@ -112,11 +115,11 @@ def transformed(
     batches: Iterable[list[int]],
     threads: Threads,
 ) -> Iterator[Any]:
-    """Yield batches, transformed by threads: while one is used, the next AHEAD are transformed.
+    """Yield transformed batches. While one batch is used, threads transform the next AHEAD batches.
 
     Args:
-        steps: batches before the transform, by the numbers of their samples.
-        batches: the numbers of each batch's samples.
+        steps: the batches before the transform, indexed by lists of sample numbers.
+        batches: the sample numbers of each batch.
 
     Raises: the errors of the steps, and TransformError, when the failing batch is due.
     """
@@ -148,8 +151,8 @@ def transformed(
 def _begin(
     threads: Threads, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]
 ) -> Future[Any]:
-    """Read a batch and start to transform it; an error of reading is raised when the batch is
-    due."""
+    """Read a batch and start to transform it. An error in reading is stored in the future, and
+    raised when the batch is due."""
     try:
         batch = steps[ks]
     except Exception as error:
