@@ -1,4 +1,4 @@
-"""Makes the paths and URLs of a config absolute, and refuses those that no storage reads."""
+"""Make the paths and URLs of a config absolute, and refuse those that no storage can read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from megablend.storage.url_checks import check_secrets
 
 
 def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
-    """Make paths absolute, refuse unsupported locations,
-    and record in each source where the config defines it.
+    """Return a config with absolute paths, in which each source knows where the config defines it.
+    Unsupported locations are refused.
 
     Args:
-        base: the folder that relative paths are relative to.
-
+        base: the folder for relative paths.
+        places: the line numbers of the config's keys.
     Raises: ConfigError.
     """
     urls: dict[str, str] = {}
@@ -38,7 +38,8 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         token_files = make_cache_absolute(config.token_files, base, place)
 
     def make_source_absolute(source: Source, *location: str | int) -> Source:
-        """Return a source with absolute paths and its place in the config, given its keys there."""
+        """Return a source with absolute paths and its place in the config, which is given by the
+        keys `location`."""
         place = places.describe(location)
         update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
         if isinstance(source.vocab_size, str):
@@ -78,12 +79,12 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
 def _find_locations(
     written: Sequence[str], base: Path, place: str, urls: dict[str, str]
 ) -> tuple[str, ...]:
-    """Return the locations of data: absolute paths, and URLs whose scheme a storage handles.
+    """Return the locations of data files: absolute paths, and URLs whose scheme is supported.
 
     Args:
         written: paths, URLs (which may contain braces), and text files of URLs.
-        urls: filled with the query of each web server's URL, which requests need; the locations
-            do not contain it.
+        urls: filled with the query string of each URL of a web server, by the URL without it.
+            Requests need the query, but the returned locations do not contain it.
     """
     found = list[str]()
     for location in written:
@@ -101,8 +102,8 @@ def _find_locations(
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """Expand a URL with braces, or a text file of URLs, to the URLs that it stands for; return any
-    other location unchanged."""
+    """Return the URLs that a URL with braces, or a text file of URLs, stands for; any other
+    location is returned unchanged."""
     try:
         if not find_scheme(location):
             location = _absolute_path(location, base, place)
@@ -112,7 +113,7 @@ def _expand_urls(location: str, base: Path, place: str) -> list[str]:
 
 
 def _take_query(location: str, urls: dict[str, str]) -> str:
-    """Return a location without the query of a URL, which is recorded in `urls`."""
+    """Return a location without the query string of its URL. The query is recorded in `urls`."""
     if not is_web(location):
         return location
     plain, query = split_query(location)
@@ -122,7 +123,8 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
 
 
 def _check_url(location: str, base: Path, place: str) -> str:
-    """Check that a storage handles the scheme of a URL; other locations are made absolute paths."""
+    """Return a URL after checking that its scheme is supported. Other locations are returned as
+    absolute paths."""
     location = lower_scheme(location)
     scheme = find_scheme(location)
     if not scheme or scheme == "file" or "\0" in location:
@@ -162,8 +164,8 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:
-    """Return an absolute path, with the home folder for `~`. Raises: ConfigError if the path is
-    empty, a URL, or contains NUL."""
+    """Return an absolute path; `~` is replaced by the home folder. Raises: ConfigError if the path
+    is empty, a URL, or contains NUL."""
     if "\0" in path:
         raise ConfigError(f"{place}: found {path!r}, which contains a NUL character; remove it")
     if not path:
@@ -178,7 +180,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
 
 
 def _plain_path(url: str) -> str:
-    """Return the path of a file:// URL, relative if it has two slashes. Percent signs are literal,
-    as in other paths."""
+    """Return the path of a file:// URL. It is relative if the URL has only two slashes. Percent
+    signs are literal, as in other paths."""
     rest = url.removeprefix("file://")
     return rest.removeprefix("localhost") if rest.startswith("localhost/") else rest

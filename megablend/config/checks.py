@@ -1,4 +1,4 @@
-"""Check that a config's keys are consistent with each other."""
+"""Check that the keys of a config are consistent with each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megablend.config.values import SIZE
 
 
 def check_settings(settings: Settings) -> None:
-    """Check the keys of the top level.
+    """Check that the keys of the top level are consistent.
 
     Raises: ValueError, whose message begins with the key.
     """
@@ -52,11 +52,11 @@ def check_settings(settings: Settings) -> None:
 def check_stages(
     stages: Sequence[StageSettings], configs: Sequence[Settings], ends_with_run: bool
 ) -> None:
-    """Check each stage as if it were a config of its own, and check that its end is known.
+    """Check each stage as if it were a separate config, and check that its end is known.
 
     Args:
         configs: the settings and sources of each stage.
-        ends_with_run: whether the run's length is set, which is then the end of the last stage.
+        ends_with_run: whether the length of the run is set. It is then the end of the last stage.
 
     Raises: ValueError, whose message begins with the stage.
     """
@@ -83,8 +83,8 @@ def check_stages(
 
 
 def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
-    """Check that at least one source has a cap, at the top level or in a stage, if `on_exhausted`
-    is `redistribute`.
+    """If `on_exhausted` is `redistribute`, check that at least one source has a cap, at the top
+    level or in a stage.
 
     Raises: ValueError, whose message begins with the key.
     """
@@ -99,17 +99,17 @@ def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
 
 
 def find_lengths(settings: Settings) -> list[str]:
-    """Return the keys among LENGTHS that set the length of train."""
+    """Return those of the keys LENGTHS that the config sets to give the length of train."""
     return [name for name in LENGTHS if getattr(settings, name) is not None]
 
 
 def _is_weighted(settings: Settings) -> bool:
-    """Return whether the shares of train are weights, as they are without a unit."""
+    """Return whether the shares of the sources of train are weights, which is the default."""
     return (settings.sources["train"][0].unit or "weight") == "weight"
 
 
 def _check_weights(settings: Settings) -> None:
-    """Check that `weight: size` and `temperature` apply to the sources."""
+    """Check that `weight: size` and `temperature` are compatible with the shares of the sources."""
     for split, sources in settings.sources.items():
         is_sized = any(source.weight == SIZE for source in sources)
         for i, source in enumerate(sources):
@@ -127,7 +127,8 @@ def _check_weights(settings: Settings) -> None:
 
 
 def _check_masks(settings: Settings) -> None:
-    """Check that the mask settings are compatible, and that the token that they act on is known."""
+    """Check that the mask settings are compatible, and that the end-of-document token is known if
+    they need it."""
     masks = settings.masks
     if masks.needs_eod and masks.eod is None:
         raise ValueError(f"eod_token: {_why_no_eod(settings)}")
@@ -138,7 +139,8 @@ def _check_masks(settings: Settings) -> None:
 
 
 def _why_no_eod(settings: Settings) -> str:
-    """Explain which masks need an end-of-document token, why it is not known, and what to do."""
+    """Return a message that explains which masks need an end-of-document token, why it is not
+    known, and what to do."""
     masks = [name for name in EOD_MASKS if getattr(settings, name)]
     appended = settings.appended_eods
     shown = ", ".join(sorted("none" if token is None else str(token) for token in appended))
@@ -150,7 +152,7 @@ def _why_no_eod(settings: Settings) -> str:
 
 
 def _check_vocab_sizes(settings: Settings) -> None:
-    """Check that end-of-document tokens are in the vocabulary, if its size is given."""
+    """Check that end-of-document tokens are in the vocabulary, if the vocabulary size is given."""
     eods = [("eod_token", settings.eod_token, settings.vocab_size)]
     for split, sources in settings.sources.items():
         for i, source in enumerate(sources):

@@ -1,5 +1,5 @@
-"""Explain the problems of a config in messages of one line: file, line, key, what was found, what
-was expected."""
+"""Explain errors in a config, each in a message of one line: the file, line and key, what was
+found, and what was expected."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from megablend.errors import did_you_mean
 
 
 class Places:
-    """Line numbers of a config's keys.
+    """The line numbers of a config's keys, for messages.
 
     Args:
-        name: the name of the file in messages, or `config` for a dict.
-        lines: the lines of the file's keys; None for a config that was not read from a file.
+        name: the file name that messages show, or `config` for a dict.
+        lines: the line numbers of the file's keys; None for a config that was not read from a file.
     """
 
     def __init__(self, name: str, lines: Lines) -> None:
@@ -31,8 +31,8 @@ class Places:
         self._lines = lines
 
     def describe(self, location: Sequence[str | int]) -> str:
-        """Return the beginning of messages about a location: `file:line`, with the line of the
-        location's deepest part that exists in the file, and the location's keys."""
+        """Return the prefix of messages about a location: `file:line: keys`. The line is that of
+        the innermost key of the location that exists in the file."""
         lines = self._lines
         line = None
         for part in location:
@@ -47,14 +47,14 @@ class Places:
         return f"{file}: {join_keys(location)}" if location else file
 
     def split(self, name: str) -> list[str]:
-        """Return the part of a location that names a split; empty if the config does not list its
-        sources by split."""
+        """Return the keys by which a location names a split: [name], or an empty list if the config
+        does not list its sources by split."""
         top = self._lines if isinstance(self._lines, dict) else {}
         return [name] if isinstance(top.get("sources", (0, None))[1], dict) else []
 
 
 def join_keys(location: Sequence[str | int]) -> str:
-    """Return a location as messages write it: `sources[0].path`."""
+    """Return a location as text for messages, such as `sources[0].path`."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
     ).lstrip(".")
@@ -76,7 +76,7 @@ _EXPECTED = {
     "string_pattern_mismatch": "other characters",
     "tuple_type": "a list",
 }
-"""The expected value in messages on values of the wrong type, by pydantic's name of the error."""
+"""What to expect instead of a value of the wrong type, by pydantic's name of the error."""
 _KEYS: dict[type[Model], str] = {
     Config: "cache, sequence_length and sources",
     Source: "name, path and weight",
@@ -89,18 +89,19 @@ _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
 }
-"""What to expect of keys whose text must match a pattern."""
+"""What to expect as the value of keys whose text must match a pattern."""
 MAX_VALUE = 80
-"""Maximum number of characters of a wrong value that a message shows."""
+"""Maximum number of characters of an invalid value that a message shows."""
 _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
-"""The prefix of messages from validators of the whole config: a key, a source of a split, or a
-stage."""
+"""Matches the prefix of messages from validators of the whole config. It is a key, a source of a
+split, or a stage."""
 
 
 def explain_errors(
     error: ValidationError, places: Places, data: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Explain each problem in one line, with its place and its key as the config spells it.
+    """Yield a message of one line for each validation error, with the place and the key as the
+    config spells it.
 
     Args:
         data: the config before validation.
@@ -116,8 +117,8 @@ def explain_errors(
 
 
 def _split_message(message: str, places: Places) -> tuple[list[str | int], str]:
-    """Split a message from a validator of the whole config into the location that it begins with,
-    and the rest; see _PLACE. The location is empty if the message has none."""
+    """Split a message from a validator of the whole config into its prefix, parsed as a location,
+    and the rest; see _PLACE. The location is empty if the message has no such prefix."""
     start = _PLACE.match(message)
     if start is None:
         return [], message
@@ -131,7 +132,7 @@ def _split_message(message: str, places: Places) -> tuple[list[str | int], str]:
 
 
 def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str) -> str:
-    """Return the message on a problem, without its place.
+    """Return the message about a validation error, without its place.
 
     Args:
         message: the message of pydantic or of a validator.

@@ -1,9 +1,9 @@
-"""YAML (and so JSON) with limits on depth and size: a few bytes can exhaust the stack, or through
-aliases the memory.
+"""A parser for YAML (and so JSON) with limits on depth and size. Without limits, a few bytes could
+exhaust the stack or, through aliases, the memory.
 
-A document is read in one pass over its parse events, which builds its value and its line numbers.
-One with anchors, tags, merges or other features that configs rarely use is checked in that pass,
-and then loaded by PyYAML.
+A document is read in one pass over its parse events, which builds its value and records line
+numbers. If the document has anchors, tags, merges or other features that configs rarely use, this
+pass only checks the limits, and PyYAML then loads the document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's loader where PyYAML includes it: ten times faster, which matters with thousands of
 sources."""
 MAX_BYTES = 64 << 20
-"""Largest config: enough to list 500,000 files by name."""
+"""Maximum size of a config: enough to list 500,000 files by name."""
 MAX_DEPTH = 64
 """Maximum nesting of lists and mappings; configs need six levels."""
 _TOO_DEEP = f"lists or mappings nested more than {MAX_DEPTH} deep"
@@ -33,22 +33,22 @@ _OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
 is rarely intended."""
 
 Lines = dict[str, tuple[int, Any]] | list[tuple[int, Any]] | None
-"""Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value;
-None for a scalar."""
+"""The line numbers (from 0) of the keys of a mapping or the items of a list. Each is paired with
+the Lines of the key's or item's value. None for a scalar."""
 
 
 class Document(NamedTuple):
-    """A YAML document."""
+    """A parsed YAML document, with line numbers."""
 
     data: Any
     lines: Lines
     duplicates: list[tuple[str, int]]
-    """Keys that a mapping already had, with their lines, from 1."""
+    """Duplicate keys, with their line numbers (from 1)."""
 
 
 def read_limited(path: Path) -> str:
-    """Return the text of a config. Raises: OSError; ValueError if it is not UTF-8, or larger than
-    MAX_BYTES."""
+    """Return the text of a config file. Raises: OSError; ValueError if it is not UTF-8, or is
+    larger than MAX_BYTES."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)  # also limits pipes and devices
     if len(data) > MAX_BYTES:
@@ -63,14 +63,14 @@ def read_limited(path: Path) -> str:
 
 
 def parse_document(text: str) -> Document:
-    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if it is not YAML,
-    or exceeds the limits."""
+    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if the text is not valid YAML or
+    exceeds the limits."""
     document = _Reader(text).read()
     return _load(text) if document is None else document
 
 
 def _load(text: str) -> Document:
-    """Load a document with PyYAML, after it was found to be within the limits."""
+    """Load a document with PyYAML, after checking that it is within the limits."""
     try:
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
@@ -90,8 +90,8 @@ def _find_lines(
 
     Args:
         duplicates: filled with duplicate keys.
-        known: filled with the Lines of each node by its id: nodes that aliases share are looked at
-            once.
+        known: filled with the Lines of each node by its id, so that nodes that aliases share are
+            processed once.
     """
     if id(node) in known:
         return known[id(node)]
@@ -120,30 +120,31 @@ class _Collection:
     def __init__(self, event: Any, is_mapping: bool) -> None:
         self.anchor = event.anchor
         self.size = 1
-        """Number of values: the collection itself and everything in it."""
+        """Number of values in the collection, including the collection itself and nested values."""
         self.line = event.start_mark.line
         self.is_mapping = is_mapping
         self.data: Any = {} if is_mapping else []
         self.lines: Any = {} if is_mapping else []
         self.key: tuple[Any, str, int] | None = None
-        """The key that waits for its value: as constructed, as text, and its line."""
+        """The key whose value has not been read yet: the constructed key, its text, and its
+        line."""
 
 
 class _Reader:
-    """Reads a document in one pass, checking limits before values are constructed."""
+    """A parser that reads a document in one pass, checking limits before values are constructed."""
 
     def __init__(self, text: str) -> None:
         self._loader = LOADER(text)
         self._sizes: dict[str | None, int] = {}  # expanded size of each anchor
         self._repeated = 0
-        """Values that aliases have expanded to."""
+        """Number of values that aliases have expanded to."""
         self._nested = list[_Collection]()
         """The collections that are being read, from the outermost to the innermost."""
         self._scalars: dict[tuple[str, bool], tuple[Any, str]] = {}
         """The value and the tag of each scalar, by its text and whether it is plain."""
         self._is_usual = True
-        """Whether only features that need no PyYAML have been found so far. Once it is False, only
-        limits are checked."""
+        """Whether this class can load the document by itself. Once it has found a feature that
+        needs PyYAML, only limits are checked."""
         self._documents = 0
         self._root: tuple[Any, Lines] = (None, None)
         self._duplicates = list[tuple[str, int]]()
@@ -196,7 +197,8 @@ class _Reader:
             raise _refused(_TOO_DEEP, event)
 
     def _expand(self, event: Any) -> int:
-        """Count the values that an alias expands to."""
+        """Return the number of values that an alias expands to, and count them towards the
+        limit."""
         size = self._sizes.get(event.anchor, 0)
         if size == 0:
             raise _refused(
@@ -242,7 +244,11 @@ class _Reader:
         return self._loader.construct_object(yaml.ScalarNode(tag, event.value)), tag
 
     def _add(self, value: Any, lines: Lines, line: int, size: int) -> None:
-        """Add a value to the innermost collection. `size`: its number of values, with itself."""
+        """Add a value to the innermost collection.
+
+        Args:
+            size: number of values in it, including the value itself.
+        """
         if not self._nested:
             self._root = value, lines
             return

@@ -29,8 +29,8 @@ from megablend.system.failures import cause_of, remedy_of
 MAX_PROBLEMS = 20
 """Maximum number of problems that an error lists."""
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)")
-"""Matches an escape in a JSON string, or two that stand for one character (a UTF-16 surrogate
-pair), which YAML does not have."""
+"""Matches an escape sequence in a JSON string, or two escape sequences that form one character (a
+UTF-16 surrogate pair), which YAML does not support."""
 
 
 def load_config(
@@ -71,7 +71,8 @@ def load_config(
 
 
 def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
-    """Return a line for each of a config's first problems, and one that counts the others."""
+    """Return a line for each of the first errors in a config, and a line with the number of the
+    others."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
     more = error.error_count() - len(lines)
     if more > 0:
@@ -80,7 +81,8 @@ def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any
 
 
 def _join_surrogates(escape: re.Match[str]) -> str:
-    """Return an escape as YAML reads it: a surrogate pair is replaced by its character."""
+    """Return an escape sequence in a form that YAML supports: a surrogate pair is replaced by the
+    character that it encodes."""
     text = escape.group()
     return str(json.loads(f'"{text}"')) if len(text) > 2 else text
 
@@ -88,7 +90,7 @@ def _join_surrogates(escape: re.Match[str]) -> str:
 def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     """Read a YAML or JSON file, without validating its values.
 
-    Returns: its keys, and the lines of each for messages.
+    Returns: the keys with their values, and the line number of each key for messages.
     Raises: ConfigError for a file that cannot be read, is not a mapping or has duplicate keys.
     """
     try:

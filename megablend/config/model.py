@@ -1,5 +1,5 @@
-"""The validated config of a run: its settings, those of its stages, and what they require of the
-index."""
+"""The validated config of a run: its settings, the settings of its stages, and the requirements
+that follow for the index."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ OUTSIDE_REQUEST = frozenset(
         "max_document",
     )
 )
-"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has:
-all others are part of `Config.request_digest`."""
+"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has.
+All other keys are part of `Config.request_digest`."""
 TOKENS = "tokens"
 """Name of the token column in the files that `build` makes from text."""
 __all__ = [
@@ -72,8 +72,8 @@ __all__ = [
 
 
 def _list_written(value: object) -> object:
-    """Return the keys that were set in models and can affect the order, sorted, with their
-    validated values."""
+    """Convert models to lists of their keys and validated values, sorted by key. Only keys that
+    were set and can affect the order are included."""
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in value.model_fields_set - OUTSIDE_REQUEST}
     if isinstance(value, dict):
@@ -84,17 +84,17 @@ def _list_written(value: object) -> object:
 
 
 class Config(Settings):
-    """A config as `load_config` returns it: settings that are also checked together, with what is
-    derived from them, such as the settings of each stage."""
+    """A config as returned by `load_config`. In contrast to `Settings`, it checks that the keys are
+    consistent, and provides derived values such as the settings of each stage."""
 
     _snapshot: int = PrivateAttr(0)
-    """The value of `snapshot`."""
+    """The value of the property `snapshot`."""
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
     """In the settings of a stage: the sources that any stage withdraws."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        """Check the keys against each other; see `megablend.config.checks`."""
+        """Check that the keys are consistent; see `megablend.config.checks`."""
         check_settings(self)
         if not self.stages:
             check_caps(self)
@@ -108,8 +108,9 @@ class Config(Settings):
 
     @property
     def stage_configs(self) -> tuple[Config, ...]:
-        """The settings of each stage of train, as a config without stages whose length is not set;
-        one if none are listed. They are made on each access, which is slow with many sources."""
+        """The settings of each stage of train, each as a config without stages and without a
+        length. If the config lists no stages, this is the config itself. They are computed on each
+        access, which is slow with many sources."""
         if not self.stages:
             return (self,)
         train = self.sources["train"]
@@ -162,13 +163,13 @@ class Config(Settings):
 
     @property
     def snapshot(self) -> int:
-        """The number, within the run, of the snapshot of the index that this stage (or the top
-        level) reads."""
+        """The number, counted from 0 within the run, of the index snapshot that this stage (or the
+        top level) reads."""
         return self._snapshot
 
     @property
     def num_snapshots(self) -> int:
-        """The number of snapshots of the index that the stages read."""
+        """The number of index snapshots that the stages read."""
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
@@ -189,7 +190,7 @@ class Config(Settings):
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
-        """Return the settings by which the source's tokens are indexed and read."""
+        """Return how the source's files are indexed and read, as a ReadSpec."""
         is_text = source.text is not None
         return ReadSpec(
             format="parquet" if is_text else source.format,
@@ -217,8 +218,11 @@ class Config(Settings):
         )
 
     def needs_lengths_of_snapshot(self, snapshot: int) -> bool:
-        """Return whether an order arranges single documents of one snapshot of the index, which has
-        this number in the run."""
+        """Return whether an order arranges single documents of one snapshot of the index.
+
+        Args:
+            snapshot: the number of the snapshot within the run.
+        """
         train = [order for number, order in self._list_train_orders() if number == snapshot]
         if any(map(_arranges_documents, train)):
             return True
@@ -233,8 +237,8 @@ class Config(Settings):
         return _arranges_documents(self.order)
 
     def _list_train_orders(self) -> Iterator[tuple[int, str]]:
-        """Yield the snapshot and the order of each stage of train; those of the top level if there
-        are no stages. The stages' configs are not made, since that is slow."""
+        """Yield the snapshot number and the order of each stage of train, or those of the top level
+        if there are no stages. The configs of the stages are not computed, since that is slow."""
         snapshot = self._snapshot
         order = self.order
         if not self.stages:
@@ -246,5 +250,5 @@ class Config(Settings):
 
 
 def _arranges_documents(order: str) -> bool:
-    """Return whether an order moves single documents, not whole blocks."""
+    """Return whether an order shuffles single documents rather than whole blocks."""
     return find_order(order).unit == "document"

@@ -8,15 +8,16 @@ from typing import Any
 from megablend.errors import ConfigError
 
 _TOO_LONG = 10**100
-"""Python refuses to write integers of more than 4,300 digits, such as the product of several
-numbers."""
+"""Integers from this value on are rejected. Python refuses to print integers of more than 4,300
+digits, such as the product of several numbers."""
 
 
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
     """Return `value` as an int. Any integer type is accepted, such as numpy's; booleans and strings
     are refused.
 
-    Raises: ConfigError if it is not a whole number, less than `least`, or too long for messages.
+    Raises: ConfigError if `value` is not a whole number, is less than `least`, or is too long for
+        messages.
     """
     try:
         number = operator.index(value)

@@ -1,5 +1,5 @@
-"""Hints for wrong keys: our name for a key of another tool, the nearest spelling, or how to write a
-mapping as a list."""
+"""Hints for unknown keys: megablend's name for a key of another tool, the nearest spelling, or how
+to write a mapping as a list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _OTHER_NAMES = {
     "append_eod": ("eos_token_id", "eod", "eos"),
     "column": ("token_column", "text_column", "field", "key", "feature"),
 }
-"""Names that Megatron, Streaming, datasets and others use for similar settings, by our key."""
+"""Names that Megatron, Streaming, datasets and other tools use for similar settings, by megablend's
+key."""
 _IN_STEPS = "set the length of the run with `samples`: steps x global batch size"
 _OF_ALL_TEXT = "it belongs at the top level, and applies to all text sources"
 _SET_ELSEWHERE = {
@@ -91,11 +92,11 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
 
 
 def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:
-    """Return a message that shows how to write sources as a list if they were given as a mapping:
-    by name, or as a single source.
+    """Return a message that shows how to write sources as a list, for sources that were given as a
+    mapping (by name, or as a single source).
 
     Args:
-        keys: at least one.
+        keys: the keys of the mapping; at least one.
         keys_of_sources: the keys that each source may have.
     """
     first = next(iter(keys))

@@ -1,5 +1,5 @@
-"""`ReadSpec`: how the files of a source are read,
-as one value passed from the config to the format."""
+"""`ReadSpec`: the settings for reading the files of a source, passed as one value from the config
+to the format."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ OptionValue = str | int | float | bool | None
 _BY_POSITION = ("format", "column", "block_bytes", "count_documents", "allow_float")
 """Fields that release 0.1.0 wrote into its cache keys by position."""
 _NOT_RECORDED = ("block_bytes", "allow_float")
-"""Fields that an index does not record: formats store the block size with each file, and only token
-columns are described."""
+"""Fields that an index does not record. Formats store the block size with each file, and
+`allow_float` is never set for token columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """The settings by which files are indexed and read. A new attribute is a new field with a
-    default: keys and indexes then include it."""
+    """The settings for indexing and reading the files of a source. To add a setting, add a field
+    with a default: cache keys and indexes then include it."""
 
     format: str | None = None
     """Name of the format; None until the files are found, if their suffix decides."""
     column: str | None = None
     """Dotted path of the column; None selects the token column (see `formats.choose`)."""
     count_documents: bool = True
-    """Whether documents must be counted exactly, even if that requires scanning the body."""
+    """Whether documents must be counted exactly, even if that requires reading the data of the
+    file."""
     block_bytes: int = 1 << 20
-    """Rough size of a block if the format leaves the choice open (`.bin`)."""
+    """Approximate size of a block in bytes, if the format does not determine it (`.bin`)."""
     allow_float: bool = False
-    """Whether the column contains numbers that accompany the tokens, not tokens: floats and
+    """Whether the column is an extra column, whose numbers accompany the tokens. Floats and
     booleans are then also valid."""
     options: tuple[tuple[str, OptionValue], ...] = ()
-    """Options of the format by name, sorted; `make_options` makes them."""
+    """Options of the format as pairs of name and value, sorted by name; see `make_options`."""
 
     def option(self, name: str, default: Any = None) -> Any:
         """Return the value of one of the format's options."""
         return dict(self.options).get(name, default)
 
     def cache_key(self) -> list[Any]:
-        """Return all fields as JSON: equal keys mean equal results for the same file.
+        """Return all fields as a JSON-serializable list, for keys of caches. If two keys are equal,
+        indexing the same file gives the same result.
 
         The fields of release 0.1.0 are listed by position, so that its caches remain valid; other
         fields are listed by name, in an object at the end, if they differ from their defaults.
@@ -53,7 +55,8 @@ class ReadSpec:
         return [*key, named] if named else key
 
     def record(self) -> dict[str, Any]:
-        """Return the fields that the manifest of an index records; `from_record` reads them."""
+        """Return the fields that the manifest of an index records, as a dict. `from_record` is the
+        inverse."""
         return {
             "format": self.format,
             "column": self.column,
@@ -63,8 +66,8 @@ class ReadSpec:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
-        """Return the ReadSpec with the fields that `record` returned; fields that it leaves out
-        have their defaults. Other keys of `record` are ignored."""
+        """Return a ReadSpec from the result of `record`. Missing fields have their defaults;
+        unknown keys are ignored."""
         named = {each.name: record[each.name] for each in _NAMED_FIELDS if each.name in record}
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])
@@ -90,11 +93,11 @@ class ReadSpec:
         return specs
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
-        """Return the first recorded field for which the request differs from how the files were
-        indexed: its name and both values.
+        """Return the first recorded field in which these settings, with which files were indexed,
+        differ from the requested ones: its name and both values. Return None if there is none.
 
-        Counting more documents than requested is not a difference; nor is a format that the request
-        leaves to the suffix.
+        It is not a difference if documents were counted without being requested, or if the request
+        leaves the format to the file suffix.
         """
         if self == requested:
             return None
@@ -111,8 +114,8 @@ class ReadSpec:
         return None
 
     def _named(self) -> Iterator[tuple[str, Any]]:
-        """Return the fields that keys and records list by name: those that differ from their
-        defaults."""
+        """Return the names and values of the fields that keys and records list by name: those that
+        differ from their defaults."""
         return (
             (each.name, getattr(self, each.name))
             for each in _NAMED_FIELDS
@@ -126,5 +129,5 @@ _NAMES = frozenset(each.name for each in _NAMED_FIELDS)
 
 
 def make_options(options: Mapping[str, OptionValue]) -> tuple[tuple[str, OptionValue], ...]:
-    """Return options as a ReadSpec stores them."""
+    """Convert options to the form in which a ReadSpec stores them: sorted pairs."""
     return tuple(sorted(options.items()))

@@ -1,5 +1,5 @@
-"""The settings of a run that do not decide its order:
-where it is kept and read from, and what the dict of a sample contains."""
+"""The settings of a run that do not affect its order: where it is stored and read from, and what
+the dict of a sample contains."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _DEFAULTS = {name: field.default for name, field in Settings.model_fields.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The settings that opening a committed run takes from a config. A run that is opened from its
-    cache alone has the defaults."""
+    """The settings that are taken from a config when a committed run is opened. A run that is
+    opened without a config has the defaults."""
 
     cache: CacheStore
     objects: ObjectOptions
@@ -31,10 +31,10 @@ class Runtime:
     stage_masks: tuple[Masks, ...] = ()
     """The masks of each stage that the config lists; empty if no stage changes samples."""
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Patterns of a source's token files, by its name in the index; the files of a source that is
-    not listed are in the folder that the last build recorded."""
+    """Patterns of the token files of each source, by name in the index. The files of a source that
+    is not listed are in the folder that the last build recorded."""
     extra_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of a source's extra columns, by its name in the index, if it has any."""
+    """Names of the extra columns of each source that has any, by name in the index."""
 
     @classmethod
     def of(cls, config: Config) -> Runtime:

@@ -32,7 +32,7 @@ LENGTHS = ("samples", "tokens", "epochs")
 """Units of the length of the run, at the top level of the config."""
 SPLITS = ("train", "valid", "test")
 EOD_MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-"""Settings that take effect at end-of-document tokens."""
+"""Mask settings that take effect at end-of-document tokens."""
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a run's name, which is also a file name."""
 MAX_RUN_NAME = 100
@@ -70,8 +70,8 @@ class Masks:
 
 
 class Settings(Model):
-    """The keys of a config, each checked by itself:
-    a run's data, its blend, its samples, and how they are read."""
+    """The keys of a config: the data of a run, its blend, its samples, and how they are read. Each
+    key is validated by itself; `Config` checks their combinations."""
 
     cache: PathText
     """Location of the index: a folder that all ranks can access, or a prefix of an object store
@@ -152,8 +152,8 @@ class Settings(Model):
     """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; cannot be
     combined with an attention mask."""
     vocab_size: VocabSize | None = None
-    """Number of token ids, or the path of a tokenizer.json that defines it: `check --data` refuses
-    other ids."""
+    """Vocabulary size, or the path of a tokenizer.json that defines it: `check --data` refuses ids
+    that are not less than it."""
     eod_token: Token | None = None
     """Token that the three masks above act on; by default the sources' append_eod, if all have the
     same."""
@@ -203,13 +203,14 @@ class Settings(Model):
 
     @property
     def appended_eods(self) -> set[int | None]:
-        """The tokens that sources append to documents; None stands for nothing appended."""
+        """The end-of-document tokens that sources append to documents; None stands for sources that
+        append none."""
         return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property
     def masks(self) -> Masks:
-        """The masks, and the end-of-document token that they act on: `eod_token`, or the one that
-        all sources append."""
+        """The mask settings, with the end-of-document token that masks act on: `eod_token`, or the
+        token that all sources append."""
         eod = self.eod_token
         if eod is None:
             appended = self.appended_eods
@@ -219,7 +220,7 @@ class Settings(Model):
 
     @property
     def shares(self) -> tuple[Fraction, Fraction, Fraction]:
-        """Shares of train, valid and test, by document, in the sources listed for train."""
+        """Shares of train, valid and test in the documents of the sources listed for train."""
         return self.split or (Fraction(1), Fraction(0), Fraction(0))
 
     @property

@@ -25,7 +25,7 @@ UNITS = ("weight", "tokens", "samples", "epochs")
 
 
 class Model(BaseModel):
-    """A part of a config: frozen, and without unknown keys."""
+    """Base class of the parts of a config. Instances are frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
@@ -33,7 +33,7 @@ class Model(BaseModel):
 
 
 class Share(Model):
-    """The amount of a source that is read: its share, in one of UNITS, and its caps."""
+    """How much of a source is read: its share, in one of UNITS, and its caps."""
 
     weight: Weight | None = None
     """Share of the samples, relative to the other sources' weights; `size` stands for the source's
@@ -119,8 +119,8 @@ class Source(Share):
 
     @property
     def token_paths(self) -> tuple[str, ...]:
-        """Patterns of the files that hold the tokens: `path`; for text, those that `build`
-        makes."""
+        """Patterns of the files that contain the tokens: `path` or, for a text source, the files
+        that `build` makes."""
         return self.path if self.text is None else (f"{self._token_files}/*",)
 
     @property
@@ -140,7 +140,7 @@ class Source(Share):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Source:
-        """Check the keys of the source against each other."""
+        """Check that the keys of the source are consistent."""
         self._check_text()
         if self.documents is not None and self.extra_columns:
             raise ValueError(
@@ -190,8 +190,8 @@ class Source(Share):
 
 
 def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
-    """Check that the sources of a split go together. If the split is `blended`, they need shares in
-    one unit. Raises: ValueError."""
+    """Check that the sources of a split are compatible. If the split is `blended`, their shares
+    must have the same unit. Raises: ValueError."""
     seen: set[str] = set()
     expected = set(sources[0].extra_columns) if sources else set()
     for source in sources:
@@ -216,8 +216,8 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
 
 
 def check_units(split: str, sources: Sequence[Source]) -> None:
-    """Check that the sources of a blended split have shares in one unit,
-    not all 0. Raises: ValueError."""
+    """Check that the shares of the sources of a blended split have the same unit, and are not all
+    0. Raises: ValueError."""
     units = [source.unit for source in sources]
     if units == [None]:
         return

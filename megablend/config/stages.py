@@ -14,7 +14,7 @@ from megablend.config.values import Count, OrderName, Positive, Temperature
 from megablend.errors import did_you_mean
 
 ENDS = ("samples", "tokens", "share")
-"""Units of a stage's end."""
+"""Keys that set the end of a stage, each in its own unit."""
 MASKS = (
     "reset_position_ids",
     "reset_attention_mask",
@@ -35,7 +35,7 @@ SETTINGS = (
 
 
 class _Changes(Model):
-    """Keys by which a stage changes settings or a source."""
+    """Base class of the keys by which a stage changes settings or a source."""
 
     fixed: ClassVar[tuple[str, ...]]
     """Keys that exist elsewhere in the config, but that no stage may change."""
@@ -61,8 +61,8 @@ class StageSource(Share, _Changes):
     remedy = "; set it in `sources`, for all stages"
 
     def find_changes(self) -> dict[str, Any]:
-        """Return the fields of a `Source` to update. A share replaces the source's share, in any
-        unit."""
+        """Return the fields of a `Source` to update. A new share replaces the source's share,
+        whatever its unit."""
         changes = {name: getattr(self, name) for name in self.model_fields_set}
         if any(changes.get(unit) is not None for unit in UNITS):
             changes = dict.fromkeys(UNITS) | changes
@@ -70,8 +70,8 @@ class StageSource(Share, _Changes):
 
 
 class StageSettings(_Changes):
-    """A stage of train. Settings that it does not list stay as in the previous stage; the first
-    stage begins with those of the top level."""
+    """A stage of train. Settings that a stage does not list stay as in the previous stage; the
+    first stage starts from the settings of the top level."""
 
     fixed = (
         "seed",
@@ -145,7 +145,7 @@ class StageSettings(_Changes):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> StageSettings:
-        """Check the keys of the stage against each other."""
+        """Check that the keys of the stage are consistent."""
         given = [name for name in ENDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep only one")
@@ -185,7 +185,8 @@ class StageSettings(_Changes):
 def check_listed(
     stages: Sequence[StageSettings], names: Sequence[str], lengths: Sequence[str]
 ) -> None:
-    """Check the keys of stages against the sources of train and the run's length.
+    """Check that the keys of stages are consistent with the sources of train and the length of the
+    run.
 
     Args:
         names: the names of the sources of train.

@@ -1,5 +1,5 @@
-"""Load settings of object stores without a config: for Megatron's datasets, and for commands that
-get the URL of a cache."""
+"""Load the settings of object stores without a config. Megatron's datasets, and commands that are
+given the URL of a cache, use this."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
     """Load settings of object stores.
 
     Args:
-        given: URL prefixes, each with its settings, as under `storage` of a config; the path of a
-            YAML or JSON file with them under `storage`; None for the file that the environment
-            variable MEGABLEND_STORAGE names, or no settings.
+        given: URL prefixes, each with its settings, as under `storage` of a config; or the path of
+            a YAML or JSON file that has them under `storage`. If None, the file named by the
+            environment variable MEGABLEND_STORAGE is used, if it is set.
 
     Raises: ConfigError, which names the file or the variable.
     """
@@ -44,8 +44,8 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
 
 
 def _load(path: str, place: str) -> ObjectOptions:
-    """Load a file. Its settings are kept until the file changes, since thousands of datasets may
-    need them."""
+    """Load the settings in a file. They are cached until the file changes, since thousands of
+    datasets may need them."""
     try:
         stat = Path(path).stat()
         version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -59,7 +59,8 @@ def _load(path: str, place: str) -> ObjectOptions:
 
 @lru_cache(maxsize=8)
 def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOptions:
-    """Load a file in the given version. A relative path is relative to `folder`."""
+    """Load the settings in a file. `version` is only part of the cache key. A relative path is
+    relative to `folder`."""
     keys, places = read_config_file(Path(path))
     if "storage" not in keys:
         raise ConfigError(
@@ -69,8 +70,11 @@ def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOpt
 
 
 def _parse(given: object, place: str, base: Path) -> ObjectOptions:
-    """Parse settings; `base` is the folder that files in them are relative to. Raises:
-    ConfigError."""
+    """Parse settings. Raises: ConfigError.
+
+    Args:
+        base: the folder for relative paths in the settings.
+    """
     try:
         return make_files_absolute(parse_options(given), base)
     except ValueError as error:

@@ -15,18 +15,18 @@ from megablend.errors import ConfigError
 TOKENIZER = "tokenizer.json"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files next to tokenizer.json that record the role of tokens."""
+"""Files next to tokenizer.json that record the roles of tokens, such as eos_token."""
 
 
 def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
-    """Return the tokenizer.json that a config means.
+    """Return the path of the tokenizer.json that a config names.
 
     Args:
         given: the path of the file or of its folder, or the name of a model in the local Hugging
             Face cache.
-        base: the folder that a relative path is relative to.
+        base: the folder for a relative path.
 
-    Raises: ConfigError if there is none.
+    Raises: ConfigError if there is no such file.
     """
     path = base / Path(given).expanduser()
     if path.is_file():
@@ -54,8 +54,8 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
 
 
 def find_named_token(tokenizer: Path, name: str) -> int:
-    """Return the id of the token with a role, `eos_token` or `bos_token`, which a file next to
-    tokenizer.json names. Raises: ConfigError."""
+    """Return the id of the token that has a role, `eos_token` or `bos_token`, according to a file
+    next to tokenizer.json. Raises: ConfigError."""
     for file in _ROLE_FILES:
         path = tokenizer.parent / file
         if path.is_file():
@@ -70,7 +70,8 @@ def find_named_token(tokenizer: Path, name: str) -> int:
 
 
 def find_token(tokenizer: Path, text: str) -> int:
-    """Return the id of the token with this text. Raises: ConfigError if no token has it."""
+    """Return the id of the token with the given text. Raises: ConfigError if there is no such
+    token."""
     data = _load(tokenizer)
     added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
     vocab = data.get("model", {}).get("vocab", {})
@@ -88,8 +89,9 @@ def find_token(tokenizer: Path, text: str) -> int:
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:
-    """Return the keys of a config, with `append_eod` replaced by an id if it is the text of a
-    token, and set if `eos` asks for the tokenizer's end-of-text token. Raises: ConfigError."""
+    """Return the keys of a config in which `append_eod` of each source is a token id. If it is the
+    text of a token, it is replaced by the token's id; with `eos`, it is set to the tokenizer's
+    end-of-text token. Raises: ConfigError."""
     sources = data.get("sources")
     given = data.get("tokenizer")
     if not isinstance(given, str | os.PathLike):
@@ -128,7 +130,7 @@ def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[st
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Read a file with one JSON object. Raises: ConfigError."""
+    """Return the JSON object in a file. Raises: ConfigError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

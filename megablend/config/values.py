@@ -1,5 +1,4 @@
-"""Types of the values in a config: how each is written and parsed. Numbers are exact: 0.1 is
-1/10."""
+"""The types of the values in a config, and their parsers. Numbers are exact: 0.1 is 1/10."""
 
 from __future__ import annotations
 
@@ -18,19 +17,22 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.store_options import parse_options
 
 SIZE: Literal["size"] = "size"
-"""Instead of a weight: the source's number of tokens in the split."""
+"""A weight that stands for the source's number of tokens in the split."""
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
-"""Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly,
-digit by digit."""
+"""Maximum power of ten in a number. Without a limit, a typing error such as 1e999999999 would be
+stored exactly, digit by digit."""
 _POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
-"""Powers of ten that the last letter of a number may stand for. Configs do not accept such letters;
-messages show the power."""
+"""Powers of ten for suffixes such as the B of 50B. Configs do not accept these suffixes; error
+messages show how to write the number."""
 
 
 def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
-    """Parse a finite number, 0 or more, exactly. `expected`: what the message on a negative number
-    says was expected."""
+    """Parse a finite number, 0 or more, exactly.
+
+    Args:
+        expected: the expected value that the message about a negative number names.
+    """
     # The common case: a config may have thousands of these
     if type(value) is int and 0 <= value < 10**MAX_EXPONENT:
         return Fraction(value)
@@ -46,9 +48,9 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """Return advice on how to write a number such as 50B or 1,000, or the valid range for one such
-    as 1e300; empty for other values. For `4k` the user must choose, since it may mean 4,000 or
-    4,096."""
+    """Return advice on how to write a number such as 50B or 1,000, or the valid range for a number
+    such as 1e300; empty for other values. A value such as `4k` may mean 4,000 or 4,096, so the
+    advice shows both."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
     if re.search(r"[0-9]e[+-]?[0-9]", str(value), re.IGNORECASE):
@@ -118,7 +120,7 @@ def _parse_token(value: object) -> int:
 
 
 def _parse_vocab_size(value: object) -> int | str:
-    """Parse a number of token ids, which may be written as text, or the path of a
+    """Parse a vocabulary size (a number, which may be written as text), or the path of a
     tokenizer.json."""
     if isinstance(value, (str, os.PathLike)) and not re.fullmatch(
         r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)
@@ -146,7 +148,7 @@ def _parse_documents(value: object) -> str | int:
 
 
 def parse_path(value: object) -> object:
-    """Parse a path to text; other values stay as they are."""
+    """Convert a path object to text; other values are returned unchanged."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -172,8 +174,11 @@ def _parse_split(value: object) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def _parse_order(value: object) -> object:
-    """Parse the name of an order of megablend.order.registry, also as release 0.1.0 called it.
-    Returns: its current name."""
+    """Parse the name of an order of megablend.order.registry. Names of release 0.1.0 are also
+    accepted.
+
+    Returns: the current name.
+    """
     try:
         find_order(str(value))
     except ValueError:
