@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN_PROBLEMS = 10
 """The maximum number of missing or changed files to print."""
 _SHOWN_SOURCES = 5
-"""The maximum number of sources of a column to print."""
+"""The maximum number of sources to name for each column."""
 of_processes = click.option(
     "--processes",
     type=click.IntRange(min=1),
@@ -116,8 +116,8 @@ def _run(
 
 
 def _check_alike(launch: Communicator, *, dry_run: bool) -> None:
-    """Check that all ranks have `--dry-run`, or that none does, since those without it would wait
-    for the others. Collective. Raises: ConfigError."""
+    """Check that `--dry-run` is given on all ranks or on none, since the other ranks would
+    otherwise wait forever. All ranks must call this function. Raises: ConfigError."""
     from megablend.distributed.same_settings import check_same_settings
 
     try:

@@ -17,7 +17,7 @@ from megablend.errors import ConfigError
 from megablend.storage.location import MIRROR_VARIABLE
 
 _WATCH_SECONDS = 2.0
-"""The time between two states that `status --watch` prints."""
+"""The time in seconds between two updates of `status --watch`."""
 _VARIABLE = "MEGABLEND_DATASETS"
 """The environment variable for `--mirror`, which may name a config. MIRROR_VARIABLE may not: it
 names the folder that jobs read through."""
@@ -316,7 +316,7 @@ def _name_source(source: str) -> str:
 
 
 def _parse_every(text: str) -> float:
-    """Parse a length of time to seconds; 0 for `never`. Raises: ConfigError."""
+    """Parse a duration and return it in seconds; 0 for `never`. Raises: ConfigError."""
     if text == "never":
         return 0.0
     number = text[:-1]
@@ -415,7 +415,7 @@ def _print_goal(goal: dict[str, Any]) -> None:
 
 
 def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
-    """Print how much of a want all nodes hold, and which nodes lack some of it."""
+    """Print how much of a wanted revision all nodes hold, and on which nodes a part is missing."""
     print_line(
         f"{want['want']}: complete on {want['complete']:,} of {want['nodes']:,} nodes, {format_gb(want['missing'])} missing"
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from megablend.prefetch.estimate_mirror import MirrorEstimate
 
 TOP = 50
-"""The number of sources that tables show by default with --all."""
+"""The number of sources that tables show by default if `--all` is given."""
 TOP_OF_SUMMARY = 12
 """The number of sources that the summary shows by default, so that it fits one screen."""
 STAGES = 12
@@ -252,7 +252,7 @@ def print_summary(found: RunDescription) -> None:
 
 
 def _print_doubts(found: RunDescription) -> None:
-    """Print problems, warnings and notes, which come first."""
+    """Print the problems, warnings and notes of a run, which come before everything else."""
     from megablend.cli.build import print_problems
 
     print_problems(found.problems)

@@ -45,7 +45,7 @@ SHOWN_LAST = 8
 SHOWN_SAMPLES = 20
 """The maximum number of samples of each source to list without --all."""
 SHOWN_DIFFERENCES = 30
-"""The maximum number of differences to print; JSON has all."""
+"""The maximum number of differences to print. The JSON output has all differences."""
 
 
 @command()
@@ -168,8 +168,8 @@ def _load_tokenizer(path: str) -> Any:
 
 
 def _decode(decoder: Any, sample: SampleDescription) -> str:
-    """Return the text of a sample. Ids that the tokenizer does not have are left out, as it does
-    itself, including those that do not fit the 32 bits that it takes."""
+    """Return the text of a sample. Ids that are not in the tokenizer's vocabulary are left out,
+    including ids of more than 32 bits."""
     ids = [token for token in sample.tokens if 0 <= token < 1 << 32]
     text: str = decoder.decode(ids, skip_special_tokens=False)
     return text

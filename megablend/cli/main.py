@@ -122,7 +122,8 @@ def _open_closed_streams() -> None:
 
 
 def _say(message: str) -> None:
-    """Print a line on stderr, if possible: the disk may be full, or the reader may have exited."""
+    """Print a line on stderr. If that fails because the disk is full or the reader has exited, the
+    error is ignored."""
     with contextlib.suppress(OSError):
         click.echo(printable(f"megablend: {message}"), err=True)
 

@@ -95,9 +95,9 @@ _EXPLAINED = {
 """The advice for each flag of training scripts that changes the contents of a cache and that this
 command does not have."""
 _OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
-"""Flags of datasets that are not GPTDataset."""
+"""Matches the flags of datasets of classes other than GPTDataset."""
 _SIMILARITY = 0.85
-"""The minimum similarity of a flag that is suggested instead of an unknown one."""
+"""The minimum similarity (0 to 1) of a flag that is suggested instead of an unknown one."""
 
 
 class _MegatronCommand(Command):
@@ -380,7 +380,11 @@ def _print_report(found: dict[str, Any]) -> None:
 
 
 def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]:
-    """Return the description of a split for JSON. `missing`: the bases of missing artefacts."""
+    """Return the description of a split for JSON.
+
+    Args:
+        missing: the base names of missing artefacts.
+    """
     epochs = [job.num_epochs for job in split.datasets]
     missing_sizes = [job.artefact.nbytes for job in split.jobs if job.artefact.base in missing]
     return {

@@ -33,10 +33,10 @@ class Starts(enum.Enum):
 
     NEVER = enum.auto()
     IF_NONE = enum.auto()
-    """Start one if none is running."""
+    """Start a process if none is running."""
     UNLESS_ALIKE = enum.auto()
-    """Start one unless a process with the settings of the command's mirror, apart from its nodes,
-    is running. A process with other settings that a job has left behind exits."""
+    """Start a process unless one with the same mirror settings (apart from the list of nodes) is
+    running. A process with other settings that a job has left behind exits."""
 
 
 @click.group(cls=CommandGroup)

@@ -26,12 +26,12 @@ _WORDS_WIDTH = 24
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
-"""The escapes of control characters, by their code."""
+"""The escape sequences for control characters, by character code."""
 
 
 def printable(text: str) -> str:
-    """Return a text for a terminal, in which control characters, which names in files may contain,
-    are escaped, except newlines and tabs."""
+    """Return a text in which control characters are escaped, except newlines and tabs, so that it
+    can be printed on a terminal. File names may contain such characters."""
     return text.translate(_CONTROLS)
 
 

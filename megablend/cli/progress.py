@@ -17,7 +17,7 @@ from megablend.cli.output import printable
 from megablend.index.build.build import Progress
 
 LOG_SECONDS = 5.0
-"""The time between two lines in a log."""
+"""The time in seconds between two lines in a log."""
 
 
 @contextlib.contextmanager

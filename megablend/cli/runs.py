@@ -269,7 +269,7 @@ def _print_amendment(found: Amendment) -> None:
 
 
 def _write_outlook(when: str, attribute: str, digits: str, source: object) -> str:
-    """Return a figure of a source's outlook `before` or `after` the amendment, as text."""
+    """Return a figure of a source's forecast `before` or `after` the amendment, as text."""
     value = getattr(getattr(source, when), attribute)
     return "-" if value is None else format(value, digits)
 
@@ -302,7 +302,7 @@ def print_drain(drain: Drain) -> None:
 
 
 def print_fitting(unit: int) -> None:
-    """Print the step sizes that fit a run whose samples change."""
+    """Print the step sizes that are possible in a run whose sample length or masks change."""
     print_line(
         f"a step size (micro batch x ranks, counted from sample 0) fits if it divides {unit:,}"
     )

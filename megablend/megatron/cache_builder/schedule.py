@@ -224,8 +224,7 @@ def _choose_divided(
     Args:
         num_parts: the number of ranks that have work.
         spare: number of bytes of memory that a rank has in addition to that for its largest job.
-        Returns: the numbers of these jobs, and the number of bytes that each rank needs for its
-            parts.
+    Returns: the numbers of these jobs, and the number of bytes that each rank needs for its parts.
     """
     if num_parts == 1:
         return frozenset(), 0
