@@ -177,7 +177,8 @@ class ReadBefore(NamedTuple):
     epochs: Epochs
     """The sources' epochs, including those of the stage."""
     first_sample: int
-    """The stage's first sample: after its start if a drain comes first; see `plan_stages`."""
+    """The stage's first sample. If the stage begins with a drain, it is the first one after the
+    drain; see `plan_stages`."""
     drain: int | None = None
     """The stage's `Stage.drain`."""
     whole_epochs: bool = False
@@ -284,7 +285,8 @@ class EpochsBuilder:
         return lost
 
     def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Return whether `enter` with `whole` would move the next epoch of a source."""
+        """Return whether the argument `whole` of `enter` makes a difference to where the next epoch
+        of a source begins."""
         if (index, order) == (self._index, self._order):
             return False
         lost = self.current_epoch_loses_files(index, cursor)

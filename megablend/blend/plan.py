@@ -73,7 +73,7 @@ class PlannedStage:
 
 
 class TokenRange(NamedTuple):
-    """Samples of a source whose tokens begin `step` tokens apart."""
+    """Consecutive samples of a source that begin `step` tokens apart."""
 
     first: int
     stop: int
@@ -257,8 +257,8 @@ class StagesPlan(LocatesMany):
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """Return the sample with which a source has given as many samples as it has ordinals up to
-        `ordinal`, whatever their own ordinals are. None if the run ends before."""
+        """Return the sample at which a source has had as many samples as it has ordinals up to
+        `ordinal`, whatever the ordinals of these samples. None if the run ends before."""
         stage = int((self._first_ordinals[1:, source] <= ordinal).sum())
         if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None

@@ -1,4 +1,4 @@
-"""Find the samples with which each source of a run begins, ends and repeats, and how evenly its
+"""Find the samples at which each source of a run begins, ends and repeats, and how evenly its
 samples are spread. Everything is computed from the plan, without locating all samples."""
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
 
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
-    """Return, for each source and each of its first `limit` epochs that end, the sample with which
-    the source has given as many samples as there are up to the end of the epoch.
+    """Return, for each source and each of its first `limit` epochs that end, the sample at which
+    the source has had as many samples as there are up to the end of the epoch.
 
     Such a sample is in the cycle in which the last samples of the epoch and the first ones of the
     next are read.
@@ -125,7 +125,7 @@ def _samples_within(
 
 
 def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
-    """Return the sample in [start, stop) with which the source has given `count` samples."""
+    """Return the sample in [start, stop) at which a source reaches `count` samples."""
     samples = range(start, stop - 1)  # it is the last one if it is none of these
     return start + bisect_left(samples, count, key=lambda k: int(plan.counts(k + 1)[source]))
 

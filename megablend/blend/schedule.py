@@ -1,4 +1,4 @@
-"""Schedules: shares that change step by step from those of one stage to those of the next.
+"""Schedules: shares that change step by step from the shares of one stage to those of the next.
 
 Step i of n has the shares at (2i + 1) / 2n of the way. A cosine is rounded once, to 12 decimals,
 and stored in the ledger, since machines differ in its last digits.

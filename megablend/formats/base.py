@@ -130,7 +130,7 @@ class OpenedFile:
 
 @dataclass(frozen=True, slots=True)
 class DecodedBlock:
-    """Tokens of one block, and the offsets of its documents' pieces."""
+    """A decoded block: its tokens, and the offsets of the pieces of documents in it."""
 
     tokens: Array
     """The tokens, of the file's token dtype: [num_tokens], read-only."""
@@ -209,7 +209,7 @@ class BaseFormat(ABC):
 
     name: str
     suffixes: Sequence[str]
-    """File name endings by which a path is recognised, e.g. (".parquet",)."""
+    """The suffixes of file names that have this format, e.g. (".parquet",)."""
     documents_known: bool = True
     """Whether `index` always counts documents exactly, even if not requested, at no cost."""
     reader_block_bytes: int = 0

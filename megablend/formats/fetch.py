@@ -101,7 +101,7 @@ def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, In
 # Not frozen, since it would take twice as long to make; only `fetched` changes
 @dataclass(slots=True, eq=False)
 class FileRead:
-    """Blocks of one file, and the bytes that have been fetched for them so far."""
+    """A read of blocks of one file, with the bytes that have been fetched for them so far."""
 
     reader: BlockReader
     blocks: Array

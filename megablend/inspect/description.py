@@ -66,10 +66,9 @@ class SourceDescription(Record):
     last_sample: int | None
     """Number of the source's last sample in the run; None if the source has no samples."""
     epoch_ends: tuple[int, ...]
-    """For each of the first 32 epochs that end, the number of the sample with which the source has
-    given as many samples as there are up to the end of the epoch. In the same cycle (lanes *
-    shuffle_window samples), samples of the epoch may come later, and samples of the next epoch
-    earlier."""
+    """For each of the first 32 epochs that end, the number of the sample at which the source has as
+    many samples as there are up to the end of the epoch. In the same cycle (lanes * shuffle_window
+    samples), samples of the epoch may come later, and samples of the next epoch earlier."""
     worst_prefix_error: float
     """Largest difference, in samples, between the source's samples and its share, over all prefixes
     of each stage of up to 65,536 samples."""

@@ -24,7 +24,7 @@ from megablend.run.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FoundPiece(Record):
-    """Tokens of a file that are stored consecutively and belong to one sample. They are tokens
+    """A piece of a sample: tokens that are stored consecutively in one file. They are tokens
     [first_token, stop_token) of the sample, counting appended tokens."""
 
     first_token: int

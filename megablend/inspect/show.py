@@ -25,7 +25,7 @@ from megablend.text.places import TextPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Piece(Record):
-    """Tokens of a sample that come from one block."""
+    """A piece of a sample: its tokens that come from one block."""
 
     file: str
     block: int

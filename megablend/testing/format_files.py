@@ -25,7 +25,7 @@ class FormatFiles:
     column: str | None = None
     """The column that `write` writes the documents to; None if the format has no columns."""
     options: Mapping[str, OptionValue] = {}
-    """The format's options with which files are indexed."""
+    """The format options that files are indexed with."""
     separator: tuple[int, ...] = ()
     """The tokens that each document ends with when it is read, but not when it is written."""
     token_dtype = "int32"
@@ -88,7 +88,7 @@ class FormatFiles:
         return path
 
     def make_spec(self, column: str | None, documents: bool) -> ReadSpec:
-        """Return the ReadSpec with which a file is indexed."""
+        """Return the ReadSpec that a file is indexed with."""
         return ReadSpec(
             format=self.format.name,
             column=column,

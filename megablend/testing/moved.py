@@ -1,4 +1,4 @@
-"""A storage for tests, with local files at locations that nothing else can open."""
+"""A storage for tests, with local files at locations that only this storage can open."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class ArrowReader:
         return self.places[numbers]
 
     def _parse(self, place: np.void, data: Bytes) -> Batch:
-        """Parse the message with which a batch begins."""
+        """Parse the message at the beginning of a batch."""
         with locating(self.path, place):
             return parse_batch(
                 data[: int(place["metadata_bytes"])].tobytes(),

@@ -20,9 +20,9 @@ from megablend.storage.prefetched import request_tail
 
 MAGIC = b"ARROW1"
 _HEAD_BYTES = 8
-"""Bytes of the magic number at the start of a file, with its padding."""
+"""Size in bytes of the magic number at the start of a file, with its padding."""
 _TAIL_BYTES = 4 + len(MAGIC)
-"""Bytes after the footer: its length, and the magic number."""
+"""Number of bytes after the footer: the footer's length, and the magic number."""
 _PROBE_BYTES = 4096
 """Number of bytes at a file's start that are searched for the message of an old stream."""
 CONTINUATION = b"\xff\xff\xff\xff"

@@ -16,7 +16,7 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
 
 PORTION_BYTES = 4 << 20
-"""Bytes that are requested at a time if messages are small."""
+"""Number of bytes that are requested at a time if messages are small."""
 SMALL_BYTES = 256 << 10
 """A message and its body are small if they have fewer bytes than this, which takes about a round
 trip to transfer."""
@@ -29,7 +29,7 @@ class LookAhead:
     metadata and skips the bodies; while messages are small, it reads all bytes of the file.
 
     Args:
-        size: bytes of the file.
+        size: size of the file in bytes.
     """
 
     def __init__(self, path: str, size: int, storage: Storage) -> None:

@@ -15,8 +15,8 @@ def pack_places(places: Array) -> dict[str, Any]:
     """Convert places, PLACE_DTYPE [num_batches], to a JSON object; see `unpack_places`.
 
     Most batches immediately follow the previous batch, and have metadata of the same size and
-    bodies of the same size. Only the first two of a list of values are stored if all later ones are
-    equal to the second.
+    bodies of the same size. If all later values of a list are equal to the second, only the first
+    two values are stored.
     """
     ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
     ends_before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
@@ -55,7 +55,8 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
 
 
 def _shorten(values: list[int]) -> list[int]:
-    """Return the first two values if all later ones are equal to the second; otherwise all."""
+    """Return the first two values if all later values are equal to the second; otherwise all
+    values."""
     return values[:2] if len(set(values[1:])) == 1 else values
 
 

@@ -48,7 +48,7 @@ class Sequences:
 
     token_dtype: str
     lengths: Array
-    """Tokens of each sequence: int32 [num_sequences]."""
+    """Number of tokens of each sequence: int32 [num_sequences]."""
     pointers: Array
     """Offset in bytes of each sequence in the `.bin`: int64 [num_sequences]."""
 

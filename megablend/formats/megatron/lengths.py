@@ -20,12 +20,13 @@ from megablend.storage.portions import read_portions
 from megablend.system.log import LOG
 
 GROUP_BYTES = 1 << 14
-"""Bytes of a group of header and lengths, which has a digest of its own."""
+"""Size in bytes of a group. Header and lengths are divided into groups, each with its own
+digest."""
 WHOLE_BYTES = 1 << 20
 """An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a
 millisecond."""
 READ_BYTES = 64 * GROUP_BYTES
-"""Bytes per read when a whole file is digested."""
+"""Number of bytes per read when a whole file is digested."""
 Digests = npt.NDArray[np.uint64]
 
 

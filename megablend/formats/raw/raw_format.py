@@ -46,14 +46,14 @@ _MAX_BLOCK_BYTES = 1 << 30
 
 
 class RawFormat(BaseFormat):
-    """Files of token ids; see the options in `raw_options`."""
+    """The format of raw files, which contain token ids; see `raw_options` for its options."""
 
     name = "raw"
     suffixes: Sequence[str] = (".npy",)
     chunk_bytes = 64 << 20
     """Size of a chunk's tokens, rounded to whole blocks."""
     scan_bytes = 8 << 20
-    """Bytes per read when finding documents."""
+    """Number of bytes per read when finding documents."""
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """See Format.check_options."""

@@ -21,7 +21,7 @@ class RawReader:
 
     path: str
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     header_bytes: int
     dtype: str
     separator: Separator | None

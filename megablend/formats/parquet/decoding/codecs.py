@@ -34,7 +34,7 @@ Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
 Size = TypeVar("Size", int, Int64s)
 
 SLACK_BYTES = 1 << 12
-"""Bytes that are added to each upper bound of a decompressed size, for small inputs."""
+"""Number of bytes that are added to each maximum decompressed size, for small inputs."""
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:

@@ -79,7 +79,7 @@ def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class ParquetReader:
-    """A reader of pages of one column of one file."""
+    """A reader that decodes the pages of one column of a Parquet file."""
 
     def __init__(self, source: FileBytes, column: Column) -> None:
         self._source = source

@@ -50,7 +50,7 @@ class ChunkPages:
     """Offset and stored size of each chunk's dictionary page: int64 [num_chunks, 2]; NO_DICTIONARY
     if it has none."""
     scanned_bytes: int
-    """Bytes of pages that had to be read for counting."""
+    """Number of bytes of pages that were read for counting."""
     note: str | None = None
     """A warning about wrong metadata of chunks, which was not needed."""
 

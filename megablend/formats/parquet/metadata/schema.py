@@ -72,8 +72,8 @@ class Column:
     max_def: int
     max_rep: int
     slot_def: int
-    """Definition levels from this one on stand for an element of a list, null or not. It is 0 in a
-    flat column, in which every level stands for a value."""
+    """The lowest definition level of an element of a list, null or not. Lower levels stand for null
+    or empty lists. It is 0 in a flat column, in which every level stands for a value."""
     nesting: str = ""
     """Why the column's position in the schema excludes it as a token column, for messages; "" if
     the position does not exclude it."""
