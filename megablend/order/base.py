@@ -21,13 +21,19 @@ class Blocks(Protocol):
     """Tokens per epoch, above 0."""
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return how many tokens come before each of `blocks`, int64 [n], whose numbers are from 0
-        to num_blocks inclusive: int64 [n]."""
+        """Return how many tokens come before each block.
+
+        Args:
+            blocks: int64 [n], block numbers from 0 to num_blocks inclusive.
+
+        Returns: int64 [n].
+        """
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Return the number of tokens of each group, int64 [num_groups]. Blocks are assigned to
-        groups in runs of `run` neighbours: block b belongs to group b // run % num_groups."""
+        """Return the number of tokens of each group of blocks (int64 [num_groups]). Blocks are
+        assigned to groups in runs of `run` neighbours: block b belongs to group b // run %
+        num_groups."""
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
@@ -49,31 +55,31 @@ class DocumentBlocks(Blocks, Protocol):
 
 
 class Spans(NamedTuple):
-    """Token ranges of a source, split at block boundaries: arrays of int64 [m]. No span is
-    empty."""
+    """Ranges of a source's tokens, split at block boundaries into spans that are not empty. The
+    fields are arrays of int64 [m]."""
 
     rows: Int64s
     """Number of the range that the span belongs to; ascending, and the spans of a range are in the
     order in which they are read."""
     epochs: Int64s
-    """Number of the span's epoch."""
+    """Number of the epoch that the span is in."""
     blocks: Int64s
-    """Number of the span's block."""
+    """Number of the block that contains the span."""
     starts: Int64s
-    """First token, counted within the block."""
+    """First token of the span, counted within the block."""
     stops: Int64s
-    """The token after the last one, counted within the block."""
+    """The token after the span's last one, counted within the block."""
 
 
 class Placed(NamedTuple):
-    """The positions at which an epoch reads ranges of a source's stored tokens: arrays of int64
-    [m]. No range is empty.
+    """The positions at which an epoch reads ranges of a source's stored tokens, in parts that are
+    not empty. The fields are arrays of int64 [m].
 
     Stored tokens are counted from the source's first block on, in file order.
     """
 
     rows: Int64s
-    """Number of the requested range; ascending."""
+    """Index of the requested range; ascending."""
     stored: Int64s
     """First stored token of this part of the range."""
     starts: Int64s
@@ -86,7 +92,7 @@ class Order(Protocol):
     """An order in which a source's tokens are read. Safe to share between threads and to pickle."""
 
     memory_bytes: int
-    """Upper estimate of the memory that the order uses, in bytes."""
+    """Upper bound of the memory that the order uses, in bytes (an estimate)."""
 
     def precompute(self) -> None:
         """Store with the index the results that would be slow to compute when a run is opened.
@@ -104,17 +110,22 @@ class Order(Protocol):
         ...
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Return the positions at which an epoch reads the stored tokens [starts, stops), which are
-        arrays of int64 [n]; no range may be empty. This is the inverse of `spans`."""
+        """Return the positions at which an epoch reads ranges of stored tokens. This is the inverse
+        of `spans`.
+
+        Args:
+            starts, stops: int64 [n], the ranges [start, stop), which must not be empty.
+        """
         ...
 
 
 def find_blocks(blocks: Blocks, tokens: Int64s) -> Int64s:
-    """Return the block that contains each of `tokens`, int64 [n], of an epoch in file order: int64
-    [n]."""
+    """Return the block that contains each token of an epoch in file order (`tokens` and result:
+    int64 [n])."""
     low = np.zeros(len(tokens), np.int64)
     high = np.full(len(tokens), blocks.num_blocks)
-    # Binary search; entries that are found do not change, since their middle is `low`
+    # Binary search. Results that are final do not change, since the middle of their interval is
+    # `low`
     while (high - low > 1).any():
         middle = (low + high) // 2
         left = blocks.before(middle) <= tokens
@@ -136,8 +147,8 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Yield each distinct value of [n] integers, in ascending order, with the indices at which it
-    occurs: int64 [m], ascending."""
+    """Yield each distinct value of integers, in ascending order, and the indices at which it occurs
+    (`values`: [n]; indices: int64 [m], ascending)."""
     if not len(values):
         return
     if len(values) == 1 or (values == values[0]).all():  # the common cases

@@ -34,8 +34,8 @@ GROUPS = 1021
 RUNS = 1 << 11
 """Approximate number of runs of neighbouring blocks in a group of the largest sources."""
 _CACHED = 2
-"""Number of epochs, and of groups, whose shuffles are cached: a cycle may mix the end of one with
-the start of the next."""
+"""Number of epochs, and of groups, whose shuffles are cached: a cycle may mix the end of an epoch
+or group with the start of the next one."""
 
 
 class BlockOrder(ListedOrder):
@@ -83,8 +83,8 @@ class BlockOrder(ListedOrder):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Yield the groups that contain positions `starts`, int64 [n], or the whole epoch if there
-        is one group; see ListedOrder.stretches."""
+        """Yield the groups that contain positions (`starts`: int64 [n]), or the whole epoch if
+        there is only one group; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._num_groups == 1:
@@ -119,7 +119,7 @@ class BlockOrder(ListedOrder):
         return self._member_cache.get((epoch, group), shuffle_members)
 
     def _list_members(self, group: int) -> Int64s:
-        """Return the blocks of a group, ascending: int64 [n]."""
+        """Return the blocks of a group, in ascending order (int64 [n])."""
         num_blocks = self._blocks.num_blocks
         run = self._run
         starts = np.arange(group * run, num_blocks, self._num_groups * run)
@@ -127,7 +127,7 @@ class BlockOrder(ListedOrder):
         return members[members < num_blocks]
 
     def _totals(self) -> Int64s:
-        """Return the tokens of each group: int64 [num_groups]."""
+        """Return the number of tokens of each group (int64 [num_groups])."""
         if self._num_groups == 1:
             return np.array([self._blocks.num_tokens], np.int64)
         if self._group_totals is None:
@@ -136,15 +136,19 @@ class BlockOrder(ListedOrder):
 
 
 def _starts_of(shuffled: Listing) -> Int64s:
-    """Return the number of tokens before each item in the shuffled order, sorted by item: int64
-    [n]."""
+    """Return the number of tokens that the shuffled order has before each item, sorted by item
+    (int64 [n])."""
     starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
     return starts
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Listing:
-    """Shuffle items, int64 [n] ascending, which have `tokens`, int64 [n], into the random order
-    that (key, epoch, group) choose."""
+    """Shuffle items. Equal `key`, `epoch` and `group` give the same random order.
+
+    Args:
+        items: int64 [n], ascending.
+        tokens: int64 [n], number of tokens of each item.
+    """
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))

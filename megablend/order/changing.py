@@ -1,5 +1,5 @@
 """An order that changes between epochs: a source finishes an epoch in one order and begins the next
-one in another."""
+epoch in another order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOREVER = 1 << 62
 
 
 class ChangingOrder:
-    """Several orders, each of which applies from a given epoch on.
+    """An order that consists of several orders, each of which applies from a given epoch on.
 
     Args:
         blocks: the source's blocks.
@@ -34,7 +34,7 @@ class ChangingOrder:
             order.precompute()
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
-        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        """Locate ranges of `length` tokens, given their starts (int64 [n]); see Order.spans."""
         stops = starts + length
         parts = list[Spans]()
         edges = [epoch * self._blocks.num_tokens for epoch, _ in self._orders]

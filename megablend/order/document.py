@@ -47,7 +47,7 @@ class DocumentOrder:
         self._shuffled.precompute()
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
-        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        """Locate ranges of `length` tokens, given their starts (int64 [n]); see Order.spans."""
         in_documents = self._shuffled.spans(starts, length)
         before = self._documents.before(in_documents.blocks)
         spans = self._in_place.cut(before + in_documents.starts, before + in_documents.stops)

@@ -1,6 +1,6 @@
-"""Orders that list the blocks of an epoch in the order in which it reads them; and `locate_ranges`,
-which locates ranges of tokens by such lists. It handles any number of sources at once, since
-calling a kernel costs more than the work that it does."""
+"""Orders that list the blocks of an epoch in the order in which they are read. `locate_ranges` uses
+these lists to locate ranges of tokens. One call handles any number of sources, since calling a
+kernel costs more than the work that it does."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Listing(NamedTuple):
     """Blocks, or other items with tokens, in the order in which they are read."""
 
     entries: npt.NDArray[Any]
-    """Numbers of the items, [n], integers of any width."""
+    """Numbers of the items: [n], of any integer type."""
     offsets: Int64s
-    """Number of tokens before each item, and in all: int64 [n + 1]."""
+    """Number of tokens before each item, and the total: int64 [n + 1]."""
     columns: tuple[int, ...]
-    """The fields `tokens` to `entry_bytes` of STRETCH_DTYPE, which describe both arrays to
+    """The fields of STRETCH_DTYPE from `tokens` to `entry_bytes`. They describe the two arrays to
     kernels."""
 
     @staticmethod
     def of(entries: npt.NDArray[Any], offsets: Int64s) -> Listing:
-        """Return the listing of these items."""
+        """Make a listing of items."""
         columns = (
             int(offsets[-1]),
             len(entries),
@@ -50,7 +50,8 @@ token, and the listing."""
 
 
 class ListedOrder(ABC):
-    """An order whose epochs consist of stretches. Each stretch has a listing."""
+    """An order whose epochs consist of stretches. For each stretch, a listing says in which order
+    blocks are read."""
 
     _blocks: Blocks
 
@@ -64,19 +65,23 @@ class ListedOrder(ABC):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Yield the stretches that contain tokens at positions `starts`, int64 [n], each with the
-        indices of the positions in it. `low` and `high` are the least and the greatest position."""
+        """Yield the stretches that contain positions, each with the indices of the positions in it.
+
+        Args:
+            starts: int64 [n], positions in the endless concatenation of epochs.
+            low, high: the smallest and the largest of them.
+        """
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
-        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        """Locate ranges of `length` tokens, given their starts (int64 [n]); see Order.spans."""
         numbers = np.zeros(len(starts), np.int64)
         return locate_ranges([ListedSource(self)], numbers, starts, starts + length)
 
     def _by_epoch(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[int, Int64s | slice]]:
-        """Yield the epochs that contain positions `starts`, int64 [n], each with the indices of the
-        positions in it."""
+        """Yield the epochs that contain positions, each with the indices of the positions in it
+        (`starts`: int64 [n])."""
         tokens = self._blocks.num_tokens
         if low // tokens == high // tokens:  # the common case
             yield low // tokens, slice(None)
@@ -85,11 +90,11 @@ class ListedOrder(ABC):
 
 
 _NO_OUTPUT = np.empty((5, 0), np.int64)
-"""An output without room for spans, with which `cut` only counts them."""
+"""An output array without room for spans. Given this, `cut` only counts the spans."""
 
 
 class ListedSource(NamedTuple):
-    """A source in which `locate_ranges` locates ranges."""
+    """A source for `locate_ranges`, with its order."""
 
     order: ListedOrder
     shift: int = 0
@@ -139,10 +144,15 @@ def locate_ranges(
 def _find_stretches(
     sources: Sequence[ListedSource], numbers: Int64s, starts: Int64s
 ) -> tuple[npt.NDArray[np.void], Int64s, list[Listing]]:
-    """Return the stretches that contain positions `starts`, int64 [n], of the sources `numbers`.
+    """Find the stretches that contain positions.
 
-    Returns: a table of stretches, STRETCH_DTYPE [m]; the row of each position's stretch in it,
-        int64 [n]; and their listings, which own the memory that the table points to.
+    Args:
+        numbers: int64 [n], the source of each position, as an index into `sources`.
+        starts: int64 [n], the positions.
+
+    Returns: a table of stretches, STRETCH_DTYPE [m]; the row of each position's stretch in this
+        table, int64 [n]; and the stretches' listings, which own the memory that the table points
+        to.
     """
     table = list[tuple[int, ...]]()
     listings = list[Listing]()
@@ -166,10 +176,11 @@ def _find_stretches(
 def _group_by_source(
     num_sources: int, numbers: Int64s, starts: Int64s
 ) -> tuple[Int64s | slice, Iterable[tuple[int, int, int, int, int]]]:
-    """Group positions, int64 [n], by source.
+    """Group positions by source (`numbers` and `starts`: int64 [n]).
 
     Returns: the indices that sort the positions by source; and for each group the number of its
-        source, its start and stop among the sorted positions, its least and its greatest position.
+        source, its start and stop among the sorted positions, its smallest and its largest
+        position.
     """
     if num_sources == 1:  # the common case; often there is a single sample
         return slice(None), [(0, 0, len(starts), int(starts.min()), int(starts.max()))]

@@ -1,5 +1,5 @@
-"""The orders by name, with their requirements. Imports are deferred until an order is made, since
-configs are checked without numpy."""
+"""The orders by name, with their requirements. An order's module is imported only when the order is
+made, since configs are checked without numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeOrder: TypeAlias = "Callable[[DocumentBlocks, int], Order]"
 
 @dataclass(frozen=True, slots=True)
 class OrderKind:
-    """An order, and the properties that other code depends on."""
+    """A kind of order, and the properties that other code depends on."""
 
     make: MakeOrder
     unit: Literal["block", "document"] = "block"
@@ -51,11 +51,13 @@ ORDERS: dict[str, OrderKind] = {
     "sequential": OrderKind(_make_sequential),
 }
 OLD_NAMES = {"page": "block", "row": "document"}
-"""Names that release 0.1.0 gives orders in configs and ledgers, and their names in `ORDERS`."""
+"""The names that release 0.1.0 uses for orders in configs and ledgers -> their names in
+`ORDERS`."""
 
 
 def current_name(name: str) -> str:
-    """Return the name of an order in `ORDERS`, given this name or its name in release 0.1.0."""
+    """Return the name of an order in `ORDERS`, given this name or the name that release 0.1.0
+    uses."""
     return OLD_NAMES.get(name, name)
 
 

@@ -11,17 +11,17 @@ from megablend.order.base import Blocks, Placed, Spans, by_value, find_blocks
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
-"""Maximum number of blocks of a source for which all block edges are looked up at once, which costs
-less than the lookups of a binary search."""
+"""Maximum number of blocks of a source for which the edges of all blocks are looked up together. A
+single lookup of all edges costs less than the many lookups of a binary search."""
 RUN_BLOCKS = 1 << 9
 """Number of neighbouring blocks of a larger source whose edges are looked up together."""
 KEPT_BLOCKS = 1 << 9
-"""Maximum number of blocks of a source whose edges are kept in memory: a window of many sources
-needs all of them repeatedly."""
+"""Maximum number of blocks of a source whose edges are kept in memory, since a window of many
+sources needs all edges of each source repeatedly."""
 
 
 class SequentialOrder(ListedOrder):
-    """An order that does not shuffle blocks; `key` is unused."""
+    """An order that does not shuffle blocks. It ignores `key`."""
 
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
         self._blocks = blocks
@@ -37,7 +37,8 @@ class SequentialOrder(ListedOrder):
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """Yield runs of neighbouring blocks, or one run of all; see ListedOrder.stretches."""
+        """Yield runs of neighbouring blocks, or one run of all blocks; see
+        ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._run == self._blocks.num_blocks:
@@ -68,6 +69,6 @@ class SequentialOrder(ListedOrder):
         return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
-        """Split the non-empty ranges [starts, stops) of tokens of epoch 0, arrays of int64 [n], at
-        block boundaries."""
+        """Split ranges [starts, stops) of tokens of epoch 0 at block boundaries (int64 [n]). No
+        range may be empty."""
         return self.spans(starts, stops - starts)

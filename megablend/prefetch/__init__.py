@@ -1,1 +1,1 @@
-"""Reading ahead: windows of steps, memory budget, the read pipeline, read amplification."""
+"""Read the blocks of coming steps ahead, within a memory budget, and estimate what is read."""

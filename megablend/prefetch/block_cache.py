@@ -20,7 +20,8 @@ class BlockCache:
 
     Args:
         store: reads the blocks.
-        max_bytes: limit for the cached blocks plus those being read; a single read may exceed it.
+        max_bytes: maximum size of the cached blocks and those being read; a single read may exceed
+            it.
     """
 
     def __init__(self, store: BlockStore, max_bytes: int) -> None:
@@ -31,14 +32,14 @@ class BlockCache:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock and count the bytes again, since another thread may have held the lock
-        at the fork, between counting a block and storing it."""
+        """Replace the lock, which another thread may have held at the fork, and count the bytes
+        again, since that thread may have counted a block but not yet stored it."""
         self._lock = threading.Lock()
         self._bytes = sum(map(_bytes, self._blocks.values()))
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
-        """Return the requested blocks, after reading those that are not cached.
-        Raises: see `BlockStore.read`."""
+        """Return the requested blocks; read those that are not cached. Raises: see
+        `BlockStore.read`."""
         with self._lock:
             blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
             for i in blocks:

@@ -13,13 +13,14 @@ from megablend.kernels.reader.gather import SLOT_DTYPE, gather_tokens, mark_docu
 from megablend.order.base import Spans
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
-"""An empty array of each token type; a kernel is compiled for each of these types."""
+"""An empty array of each token type. A kernel is compiled for each of these types."""
 _NO_BLOCK = np.array((0, -1, 0, 0, 0), SLOT_DTYPE)
-"""An empty slot, whose size is negative."""
+"""An empty slot. Its size is negative."""
 
 
 class BlockTable:
-    """A table with one slot per block; blocks are put into their slots and dropped from them.
+    """A table of decoded blocks with one slot per block. Blocks are put into their slots, and
+    dropped when they are no longer needed.
 
     Args:
         ids: int64 [num_blocks], block numbers in the index, ascending.
@@ -27,14 +28,15 @@ class BlockTable:
 
     def __init__(self, ids: Int64s) -> None:
         self.ids = ids
-        # For each slot: the owner of its block's tokens in memory, and the offsets of its pieces
+        # For each slot: the object that owns the memory of its block's tokens, and the offsets of
+        # its pieces
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
-        # The same as kernels see them
+        # The same data, as kernels see it
         self._slots = np.full(len(ids), _NO_BLOCK)
         self._counted_bytes = np.zeros(len(ids), np.int64)
         self._kinds_seen: set[int] = set()
-        # For each extra column, the bits of its values as if they were tokens
+        # For each extra column, its values, whose bits are stored as if they were tokens
         self._extra: list[BlockTable] = []
 
     def put(self, slots: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
@@ -42,7 +44,7 @@ class BlockTable:
 
         Args:
             slots: int64 [n], slots of the blocks.
-            sizes: int64 [n], bytes that each block counts as.
+            sizes: int64 [n], size of each block in bytes, as it is counted.
         """
         for slot, owner in zip(slots.tolist(), blocks.owners, strict=True):
             self._owners[slot] = owner
@@ -62,7 +64,7 @@ class BlockTable:
             self._extra[column].put(slots, numbers, np.zeros(len(slots), np.int64))
 
     def drop(self, slots: Int64s) -> int:
-        """Drop the blocks in these slots; return the bytes that were counted for them."""
+        """Drop the blocks in these slots. Return the sum of their sizes as given to `put`."""
         for slot in slots.tolist():
             self._owners[slot] = None
             self._offsets[slot] = None
@@ -76,8 +78,12 @@ class BlockTable:
         return np.flatnonzero(self._slots["size"] >= 0)
 
     def move_to(self, ids: Int64s) -> BlockTable:
-        """Return a new table for blocks `ids`, int64 [n], ascending, with the blocks of this table,
-        all of which must be among `ids`."""
+        """Return a new table, for other blocks, that contains all blocks of this table.
+
+        Args:
+            ids: int64 [n], block numbers of the new table, ascending; all blocks of this table are
+                among them.
+        """
         table = BlockTable(ids)
         occupied = self.occupied()
         slots = np.searchsorted(ids, self.ids[occupied])
@@ -98,11 +104,11 @@ class BlockTable:
         Args:
             slots: int64 [m], the table slot of each span's block.
             spans: the samples' spans [m].
-            width: tokens per sample.
-            tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens; and the
-                samples' tokens from the second one on.
+            width: number of tokens per sample.
+            tokens, labels: int64 [n, length], output arrays, filled up to `width`. `tokens` gets
+                the tokens of the samples, `labels` the tokens from each sample's second one on.
         """
-        # The kernel is compiled for one type of tokens, and passes over blocks of the others
+        # The kernel is compiled for each type of tokens, and skips blocks of other types
         for kind in self._kinds_seen:
             wrong = gather_tokens(
                 _LIKE[kind],
@@ -125,12 +131,13 @@ class BlockTable:
         spans: Spans,
         shape: tuple[int, int],
     ) -> npt.NDArray[Any]:
-        """Return the values of an extra column for samples: [n, tokens per sample], of `dtype`.
+        """Return the values of an extra column for samples: [n, tokens per sample].
 
         Args:
             column: number of the extra column.
+            dtype: dtype of the result.
             slots, spans: as in `gather`.
-            shape: (samples, tokens per sample).
+            shape: (number of samples, tokens per sample).
         """
         bits = np.zeros(shape, np.int64)
         unused = np.empty(shape, np.int64)
@@ -145,11 +152,11 @@ class BlockTable:
         width: int,
         continues: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
-        """Find whether a document, or a sample, begins at each token.
+        """Return whether a document, or a sample, begins at each token.
 
         Args:
             slots, spans: as in `gather`.
-            width: tokens per sample.
+            width: number of tokens per sample.
             continues: bool [num_blocks], whether a block's first piece continues the previous
                 block's last document.
 

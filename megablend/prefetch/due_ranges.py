@@ -1,8 +1,7 @@
-"""The bytes that coming steps read, and when they are due, for storages that keep copies of files
+"""Plan which bytes coming steps read, and when they are due, for storages that keep copies of files
 on this node.
 
-A storage with copies fetches ranges in the order in which they are due, and evicts those that are
-due last first.
+Such a storage fetches the ranges that are due first, and evicts the ranges that are due last.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from megablend.run.run import Run
 from megablend.storage.hints import DueRanges, HintedStorage, takes_hints
 
 CHUNK_SAMPLES = 1 << 14
-"""Number of samples that are located together; it bounds the memory that this takes."""
+"""Number of samples that are located at a time, which limits the memory for locating samples."""
 MAX_BLOCKS = 1 << 20
-"""Maximum number of blocks in one plan; the blocks of later steps are left out."""
+"""Maximum number of blocks in one plan; blocks of later steps are left out."""
 
 
 def find_mirror(run: Run) -> HintedStorage | None:
@@ -41,8 +40,8 @@ def plan_due(
     """Plan the reads of `num_steps` steps from number `step` on, if a step begins every
     `step_seconds`.
 
-    A block is due once in each epoch: if only its first use were known, a storage would evict it
-    right after its first use.
+    A block is listed once for each epoch that uses it. If only its first use were listed, a storage
+    would evict the block right after it.
     """
     blocks = list[Int64s]()
     steps = list[Int64s]()
@@ -64,12 +63,14 @@ def plan_due(
 
 
 def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Find the blocks that steps use in each epoch, and the first step of the epoch that uses each:
-    arrays of int64 [n], by epoch, then by ascending block.
+    """Find the blocks that steps use in each epoch, and the first step of the epoch that uses each
+    block.
 
     Args:
         samples: int64 [m], the samples of all steps.
-        step_offsets: int64 [num_steps + 1], where each step begins in `samples`.
+        step_offsets: int64 [num_steps + 1], offsets of the steps in `samples`.
+
+    Returns: blocks and steps, int64 [n] each, sorted by epoch, then by block.
     """
     spans = locate_steps(run, samples, step_offsets).spans
     num_blocks = int(spans.blocks.max(initial=0)) + 1
@@ -79,12 +80,12 @@ def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, I
 
 
 def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
-    """List the byte ranges to read for blocks, file by file, including the ranges of their
-    dictionaries and of their blocks of extra columns.
+    """List the byte ranges to read for blocks, file by file. This includes the ranges of the
+    dictionaries, and of the blocks of extra columns, that these blocks need.
 
     Args:
         blocks: int64 [n], numbers in the index, ascending.
-        due: float64 [n], seconds from now.
+        due: float64 [n], when each block is due, in seconds from now.
     """
     store = run.store
     snapshot = store.snapshot
@@ -103,10 +104,10 @@ def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
 
 
 def _add_extra_blocks(store: BlockStore, blocks: Int64s, due: Float64s) -> tuple[Int64s, Float64s]:
-    """Add the blocks of extra columns that are read with `blocks`, each due together with the first
-    block that needs it.
+    """Add the blocks of extra columns that are read along with blocks of tokens. Each is due
+    together with the first block that needs it.
 
-    Returns: the numbers of all blocks, int64 [n], ascending; when each is due, float64 [n].
+    Returns: the numbers of all blocks, int64 [n], ascending; when each block is due, float64 [n].
     """
     numbers = [blocks]
     times = [due]
@@ -120,8 +121,8 @@ def _add_extra_blocks(store: BlockStore, blocks: Int64s, due: Float64s) -> tuple
 
 
 def _list_dictionaries(store: BlockStore, blocks: Int64s, due: Float64s) -> list[DueRanges]:
-    """List the ranges of the dictionaries of `blocks`, int64 [n], ascending, which all have one;
-    each is read with the block of its column chunk that is due first."""
+    """List the ranges of the dictionaries of blocks. A dictionary is due together with the first
+    block that needs it (`blocks`: int64 [n], ascending, all with a dictionary)."""
     snapshot = store.snapshot
     chunks, sizes = snapshot.chunks_of(blocks, "dictionary_bytes")
     _, offsets = snapshot.chunks_of(blocks, "dictionary_offset")
@@ -136,16 +137,16 @@ def _list_dictionaries(store: BlockStore, blocks: Int64s, due: Float64s) -> list
 
 
 def _find_first_due(keys: Int64s, due: Float64s) -> Int64s:
-    """For each distinct value in `keys`, int64 [n], find the position that is due first: int64
-    [num_distinct], by ascending key."""
+    """Return, for each distinct key, the index at which it is due first (int64 [num_distinct], by
+    ascending key)."""
     order = np.lexsort((due, keys))
     is_first = np.diff(keys[order], prepend=-1) > 0
     return order[is_first]
 
 
 def _find_stops(snapshot: Snapshot, blocks: Int64s) -> Int64s:
-    """Find where the block after each of `blocks` begins in its file, or where the file ends: int64
-    [n]."""
+    """Return the offset in the file at which the block after each of the given blocks begins; for a
+    file's last block, the end of the file (int64 [n])."""
     files = snapshot.file_of(blocks)
     stops = snapshot.files.sizes[files]
     has_next = np.flatnonzero(blocks + 1 < snapshot.files.first_block[files + 1])

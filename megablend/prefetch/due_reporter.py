@@ -1,6 +1,6 @@
 """A thread that announces a loader's coming reads to a storage that keeps copies of files.
 
-It announces reads up to the end of the next epoch: later reads do not affect which bytes are kept.
+Reads are announced up to the end of the next epoch. Later reads do not affect which bytes are kept.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from megablend.storage.hints import HintedStorage
 from megablend.system.log import LOG
 
 MAX_SAMPLES = 1 << 22
-"""Maximum number of samples of a loader per announcement; later announcements cover the rest."""
+"""Maximum number of a loader's samples in one announcement; later announcements cover the rest."""
 FIRST_SECONDS = 0.2
-"""Assumed time between steps until it can be measured. A wrong value does little harm, since what
-matters is which bytes are due first."""
+"""Time between steps that is assumed until it can be measured. A wrong value does little harm,
+since mainly the order in which bytes are due matters."""
 _FIRST_STEPS = 64
-"""Number of steps in the first announcement, few enough to be planned immediately."""
+"""Number of steps in the first announcement: so few that they are planned immediately."""
 _FEWEST_STEPS = 16
 """Minimum number of steps from which the time between steps is measured."""
 _REPEAT_SECONDS = 60.0
@@ -33,11 +33,11 @@ _TURN_SECONDS = 1.0
 """Time between two checks of the loader's progress."""
 _OFF_SECONDS = 1.0
 _OFF_STEPS = 1.5
-"""An announcement is corrected if steps deviate from it by more than _OFF_SECONDS plus _OFF_STEPS
-times the time between steps."""
+"""An announcement is corrected if the loader is more than _OFF_SECONDS plus _OFF_STEPS steps ahead
+of it or behind it."""
 _QUIET_FACTOR = 20
-"""A correction waits for this multiple of the time that the previous announcement took, so that
-planning takes at most about a twentieth of a CPU."""
+"""After an announcement, no correction is made for _QUIET_FACTOR times as long as the announcement
+took, so that planning takes at most about a twentieth of a CPU."""
 _reader_numbers = itertools.count()
 
 
@@ -53,11 +53,12 @@ def report_due(run: Run, future: StepSequence) -> DueReporter | None:
 
 
 class DueReporter:
-    """Announces a loader's coming reads to a storage, in a thread that ends with this object."""
+    """Announces a loader's coming reads to a storage, in a thread that ends when this object is
+    closed or garbage-collected."""
 
     def __init__(self, announcer: _Announcer) -> None:
         end = threading.Event()
-        # The thread must not refer to this object, which could not be garbage-collected then
+        # If the thread referred to this object, the object could not be garbage-collected
         thread = threading.Thread(
             target=announcer.announce_until, args=(end,), name="megablend-due", daemon=True
         )
@@ -66,8 +67,8 @@ class DueReporter:
         self._finalizer = weakref.finalize(self, end.set)
 
     def take_step(self, num_ahead: int) -> None:
-        """Note that the loader has taken another step, and submitted all reads of `num_ahead` steps
-        after it."""
+        """Record that the loader has taken another step, and has submitted all reads of the
+        `num_ahead` steps that follow."""
         self._announcer.num_taken += 1
         self._announcer.num_ahead = num_ahead
 
@@ -77,7 +78,7 @@ class DueReporter:
 
 
 class _Announcer:
-    """The work of the thread of a DueReporter.
+    """The code that the thread of a DueReporter runs.
 
     Args:
         run: the run that is read.
@@ -89,7 +90,7 @@ class _Announcer:
         self.num_taken = 0
         """Number of steps of `future` that have been taken, updated by the loader's thread."""
         self.num_ahead = 0
-        """Number of steps after these whose reads have all been submitted."""
+        """Number of steps after the `num_taken` steps whose reads have all been submitted."""
         self._run = run
         self._future = future
         self._storage = storage
@@ -98,9 +99,9 @@ class _Announcer:
         self._has_failed = False
 
     def announce_until(self, end: threading.Event) -> None:
-        """Announce the first steps, then all of them. Repeat this every minute, even after a
-        failure, and when steps are taken earlier or later than announced. When `end` is set,
-        announce that nothing more will be read."""
+        """Announce the first steps, then all steps. Repeat the announcement every minute, even
+        after a failure, and whenever steps are taken earlier or later than announced. When `end` is
+        set, announce that nothing more will be read."""
         future = self._future
         horizon = min(
             count_horizon(self._run, future.first),
@@ -136,8 +137,9 @@ class _Announcer:
         self._announce(0, 0)
 
     def _announce(self, step: int, num_steps: int) -> None:
-        """Announce the reads of `num_steps` steps from `step` on, replacing the previous
-        announcement. Only the first failure is logged: if it matters, reading fails as well."""
+        """Announce the reads of `num_steps` steps from `step` on; this replaces the previous
+        announcement. Only the first failure is logged: if its cause matters, reading fails as
+        well."""
         began = time.monotonic()
         try:
             planned = plan_due(self._run, self._future, step, self._step_seconds, num_steps)
@@ -151,7 +153,7 @@ class _Announcer:
 
 
 def count_horizon(run: Run, position: int) -> int:
-    """Count the samples of all ranks from `position` to the end of the next epoch: at most two
-    epochs of all sources together."""
+    """Count the samples of all ranks from `position` to the end of the next epoch. This is at most
+    the number of samples in two epochs of all sources."""
     epoch = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
     return min(run.num_samples - position, 2 * epoch)

@@ -1,8 +1,8 @@
-"""Estimates of the data that mirrors read from the source, from one another and from their disks,
-made by planning the reads of a run's loaders and simulating the mirrors.
+"""Estimate how much data mirrors read from the source, from one another and from their disks, by
+planning the reads of a run's loaders and simulating the mirrors.
 
-Reads that open files, repeated fetches after a failure or a restart, and evictions due to fetching
-ahead are not included.
+The estimates do not include reads that open files, fetches that are repeated after a failure or a
+restart, and evictions that are due to fetching ahead.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from megablend.storage.mirror_values import ALL
 from megablend.system.digest import hex_digest
 
 MAX_PAGES = 1 << 20
-"""Approximate maximum number of page reads that are simulated. For longer runs, only the reads of
-one portion in n are simulated, with mirrors of an n-th of the size."""
+"""Approximate maximum number of page reads that are simulated. For longer runs, only one in n
+portions of pages is simulated, with mirrors of 1/n of the size."""
 _PORTION_PAGES = PORTION_BLOCKS * BLOCK_BYTES // PAGE_BYTES
 _PIECE_PAGES = PIECE_BLOCKS * BLOCK_BYTES // PAGE_BYTES
 _FILE_PAGES = 1 << 40
-"""More pages than any file has: a page's number among the pages of all files is its file's number
-times this, plus its number in the file."""
+"""Greater than the number of pages of any file. A page has a number that is unique over all files:
+the number of its file times _FILE_PAGES, plus its number in the file."""
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio: products with it scatter neighbouring numbers."""
+"""2**64 divided by the golden ratio: multiplying by it scatters neighbouring numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorEpoch:
-    """Bytes and requests of all nodes in an *epoch*: as many samples as all sources have in one
-    pass."""
+    """Bytes and requests of all nodes in one *epoch*, which is here as many samples as all sources
+    together have in one pass."""
 
     number: int
     samples: int
@@ -63,26 +63,28 @@ class MirrorEstimate:
 
     nodes: int
     size: int | None
-    """Bytes of each node's mirror; None for as many as are needed."""
+    """Size in bytes of each node's mirror; None if each mirror is as large as needed."""
     copies: int
     needed_bytes: int
-    """Bytes of the pages that are read, each counted once; 0 if all files are local."""
+    """Total size in bytes of the pages that are read, each counted once; 0 if all files are
+    local."""
     fits: bool
-    """Whether all these pages fit into the mirrors together, with their copies."""
+    """Whether all these pages, with their copies, fit into the mirrors of all nodes together."""
     is_exact: bool
-    """Whether all reads were simulated, rather than those of some parts of the files."""
+    """Whether all reads were simulated; False if only those of a sample of pages were."""
     epochs: tuple[MirrorEpoch, ...]
 
 
 def estimate_mirror(
     run: Run, loaders: Loaders, *, num_nodes: int, size: int | None
 ) -> MirrorEstimate:
-    """Estimate the data that a split's loaders read through mirrors, from its first sample to its
-    last.
+    """Estimate the data that a split's loaders read through mirrors, from the first sample of the
+    split to the last.
 
     Args:
         num_nodes: number of nodes, among which consecutive ranks are divided evenly.
-        size: bytes of each node's mirror; None for that of the run's `mirror` setting, or no limit.
+        size: size in bytes of each node's mirror; None for the size in the run's `mirror` setting,
+            or no limit without such a setting.
 
     Raises: ConfigError if memory is too small, or if there are too many nodes.
     """
@@ -127,12 +129,12 @@ def _list_pages(
     options: MirrorOptions,
     files: dict[str, int],
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the pages that a process reads of files that mirrors keep, and the times, as in
-    PageReads.
+    """Yield the pages that a process reads from files that mirrors keep, and the time of each read;
+    see PageReads.
 
     Args:
         begin: the process's first sample.
-        files: numbers of the files, to which new files are added.
+        files: numbers of the files by path; new files are added.
     """
     for section in run.sections:
         view = run.view(section)
@@ -144,7 +146,7 @@ def _list_pages(
         for window in plan_windows(view, coming, budget):
             reads = np.sort(window.reads)
             times = first + future.stride * window.schedule.first_use[reads].astype(np.float64)
-            # The time that is due here is a sample's number
+            # Here the number of a sample is used as the time at which ranges are due
             for ranges in list_ranges(view, window.schedule.ids[reads], times):
                 if options.covers(ranges.path):
                     number = files.setdefault(ranges.path, len(files))
@@ -154,8 +156,8 @@ def _list_pages(
 
 
 def _pages_of_ranges(ranges: DueRanges) -> tuple[Int64s, Int64s]:
-    """List the pages of ranges by their numbers in the file, and the range that each belongs to:
-    arrays of int64 [n]."""
+    """Return the pages that ranges touch, by their numbers in the file, and the index of the range
+    that each page belongs to (int64 [n] each)."""
     first_pages = ranges.offsets // PAGE_BYTES
     counts = -(-(ranges.offsets + ranges.sizes) // PAGE_BYTES) - first_pages
     counts *= ranges.sizes > 0
@@ -165,14 +167,16 @@ def _pages_of_ranges(ranges: DueRanges) -> tuple[Int64s, Int64s]:
 
 
 def _choose_portions(pages: Int64s, one_in: int) -> Int64s:
-    """Choose one portion in `one_in`, as if at random: the indices of its pages, int64 [...]."""
+    """Choose one in `one_in` portions of pages, pseudo-randomly. Return the indices of their
+    pages."""
     portions = (pages // _PORTION_PAGES).astype(np.uint64)
     hashes = portions * _HASH_FACTOR >> np.uint64(40)
     return np.flatnonzero(hashes % np.uint64(one_in) == 0)
 
 
 def _join_reads(parts: list[PageReads]) -> PageReads:
-    """Join reads, sorted by time and without duplicates: neighbouring ranges may share a page."""
+    """Join reads, sort them by time, and remove duplicates, since neighbouring ranges may share a
+    page."""
     if not parts:
         nothing = np.empty(0, np.int64)
         return PageReads(nothing, nothing, nothing)
@@ -184,13 +188,13 @@ def _join_reads(parts: list[PageReads]) -> PageReads:
 
 
 def _find_changes(reads: PageReads) -> Int64s:
-    """Find the reads that differ from the read before them: int64 [...]."""
+    """Return the indices of the reads that differ from the previous read."""
     differs = [np.diff(column, prepend=-1) != 0 for column in reads]
     return np.flatnonzero(np.any(differs, axis=0))
 
 
 def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: int) -> Int64s:
-    """Find the homes of pages, int64 [n, copies], among nodes whose names are their numbers."""
+    """Return the home nodes of pages (int64 [n, copies]). Nodes are named by their numbers."""
     found = np.zeros((len(pages), copies), np.int64)
     if num_nodes == 1:
         return found
@@ -207,15 +211,15 @@ def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: in
 def _count_epochs(
     run: Run, num_samples: int, reads: PageReads, sent: dict[str, Int64s], one_in: int
 ) -> Iterator[MirrorEpoch]:
-    """Count the data that all nodes transfer in each epoch, if one portion in `one_in` was
-    simulated.
+    """Yield the data that all nodes transfer in each epoch, extrapolated from the simulated
+    portions, one in `one_in`.
 
     Args:
         sent: for each read, how often its page is sent from the source, over the network, and from
             a disk: int64 [n] each.
     """
     epoch_samples = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
-    # Pages of a portion that a step reads are requested together
+    # Pages of the same portion that a step reads are requested together
     first_reads = _find_changes(reads._replace(pages=reads.pages // _PORTION_PAGES))
     requests = {name: np.maximum.reduceat(each, first_reads) for name, each in sent.items()}
     for number, first in enumerate(range(0, num_samples, epoch_samples)):

@@ -1,7 +1,8 @@
-"""Estimates of the requests, the bytes and the price of reading a run. They are made by planning
+"""Estimate the requests, the bytes and the price of reading a run from object stores, by planning
 the reads of the run's loaders.
 
-Reads while blocks are decoded (extra columns), and after a failure or a restart, are not included.
+The estimates do not include reads of extra columns, which are made while blocks are decoded, and
+reads that are repeated after a failure or a restart.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from megablend.storage.store_options import StoreOptions, find_options
 from megablend.storage.transfer import RequestCount, Transfer, extrapolate, price_transfer
 
 _OPENED_FILES = 256
-"""Number of files to open, of all sources together."""
+"""Maximum number of files to open, of all sources together."""
 _FEWEST_FILES = 4
 """Minimum number of files to open of each source, even if the total exceeds _OPENED_FILES."""
 _OPENING_TOLERANCE = 0.1
 """Relative uncertainty of the number of opened files, where it is computed from probabilities."""
 _TOLERANCE = 0.05
-"""Relative uncertainty of figures that are not exact: requests may be sent a second time, and files
-that were not opened may differ from those that were."""
+"""Relative uncertainty of figures that are not exact: requests may be sent twice, and files that
+were not opened may differ from those that were."""
 
 
 def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
-    """Estimate the requests of a split's loaders to object stores, from the run's first sample to
-    its last.
+    """Estimate the requests that a split's loaders send to object stores, from the first sample of
+    the run to the last.
 
-    Returns: None if no source is in an object store, or a file cannot be opened.
+    Returns: None if no source is in an object store, or if a file cannot be opened.
     Raises: ConfigError if memory is too small.
     """
     if run.store.max_files == 1:
@@ -56,7 +57,7 @@ def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
 def _count_transfer(
     run: Run, stretches: Sequence[Stretch], future: StepSequence, *, is_whole: bool
 ) -> Transfer:
-    """Count a run's requests, given the reads of stretches.
+    """Count a run's requests, given the planned reads of stretches.
 
     Args:
         is_whole: whether each stretch comprises all steps of a process.
@@ -106,17 +107,19 @@ def _count_transfer(
 
 
 class _Figures:
-    """Figures (see `source_requests`) of the requests to the stores with the same options."""
+    """Figures (see `source_requests`) for the requests to all stores that have the same options."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._num_samples = np.array([stretch.samples for stretch in stretches])
         self.of_stretches = np.zeros((len(stretches), 3))
-        """Figures of each stretch, [stretches, 3]; if they are not whole, without opening files."""
+        """Figures of each stretch, [stretches, 3]; without opening files unless the stretches are
+        whole."""
         self.of_opening = np.zeros((2, 3))
-        """The least and the greatest figures of opening files, if stretches are not whole."""
+        """The smallest and the largest figures for opening files, if the stretches are not
+        whole."""
 
     def extrapolate(self, future: StepSequence, *, is_whole: bool) -> tuple[Float64s, Float64s]:
-        """Return the least and the greatest figures of the whole run."""
+        """Return the lower and upper bounds of the figures of the whole run."""
         if is_whole:
             return extrapolate(self.of_stretches, len(future.begins))
         per_sample = self.of_stretches / self._num_samples[:, np.newaxis]
@@ -126,7 +129,7 @@ class _Figures:
 
 
 def _copy_unopened(store: BlockStore) -> BlockStore:
-    """Return a store of the same blocks that has not opened any of their files."""
+    """Return a new store of the same blocks, which has opened no files yet."""
     return type(store)(**store.__getstate__() | {"storage": store.storage.for_reading()})
 
 
@@ -142,14 +145,15 @@ def _bound_opened_files(
     num_planned: int,
     future: StepSequence,
 ) -> tuple[float, float]:
-    """Estimate the least and the greatest number of a source's files that all processes open.
+    """Estimate a lower and an upper bound for the number of a source's files that all processes
+    open.
 
     A process opens a file if it reads one of its blocks; all blocks are assumed to be read with the
     same probability.
 
     Args:
-        reads: reads of the source, of each stretch.
-        num_planned: samples of all stretches.
+        reads: for each stretch, the reads of the source.
+        num_planned: number of samples of all stretches.
     """
     num_processes = len(future.begins)
     samples_of_process = future.stop / num_processes

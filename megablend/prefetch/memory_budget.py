@@ -1,9 +1,9 @@
-"""The memory budget of a process that reads a split, and the least `memory` that has room for
-blocks. The proportions in which `memory` is divided are given in `index.blocks.block_sizes`.
+"""The memory budget of a process that reads a split, and the smallest `memory` that has room for
+given blocks. `index.blocks.block_sizes` defines the proportions in which `memory` is divided.
 
-The budget does not cover memory that is independent of data and config: Python, its libraries,
+The budget does not cover memory that is independent of data and config: Python and its libraries,
 compiled kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory
-that the allocator has not returned.
+that the allocator has not returned to the system.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, EXTRA_PART,
 from megablend.run.run import Run
 
 PREFETCH_FACTOR = 2
-"""Batches that torch's DataLoader requests in advance from each worker by default."""
+"""Number of batches that torch's DataLoader requests ahead from each worker by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Bytes available to one process, by purpose."""
+    """The number of bytes that a process may use for each purpose."""
 
     batches: int
-    """Batches that exist at once: those that were returned and are still in use, and the one being
-    assembled."""
+    """Batches that exist at the same time: those that were returned and are still in use, and the
+    one being assembled."""
     orders: int
     """Shuffled orders of the sources' blocks."""
     dictionaries: int
     """Decoded dictionaries of Parquet column chunks."""
     planning: int
-    """Located samples of the coming windows."""
+    """Samples of coming windows, with the places where their tokens are stored."""
     cache: int
     """Blocks cached by `dataset[k]` while a loader reads ahead in the same process."""
     reads: int
@@ -48,12 +48,12 @@ class Budget:
 
 
 class BlockNeed(NamedTuple):
-    """Memory that blocks need in a process."""
+    """The memory that blocks need in a process."""
 
     blocks: int
-    """Bytes of decoded blocks that are in memory at once."""
+    """Bytes of the decoded blocks that are in memory at the same time."""
     with_reading: int = 0
-    """Bytes of these blocks plus those needed to read the largest of them, which may come from a
+    """`blocks` plus the bytes needed to read the largest of these blocks, which may come from a
     budget's part for reads."""
 
     def fits(self, budget: Budget) -> bool:
@@ -62,14 +62,14 @@ class BlockNeed(NamedTuple):
 
 
 def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int = 2) -> Budget:
-    """Divide `memory` for a process that reads steps of a run, whether or not it suffices; see
-    `memory_need.check_memory`.
+    """Divide `memory` for a process that reads steps of a run. This does not check that `memory` is
+    enough; see `memory_need.check_memory`.
 
     Args:
-        micro_batch_size: samples per step of the process.
-        num_batches: batches that exist at once; see `batches_of`.
+        micro_batch_size: number of samples per step of the process.
+        num_batches: number of batches that exist at the same time; see `batches_of`.
     """
-    # Per value of an extra column, also two int64 buffers from which it is gathered
+    # Each value of an extra column also needs two int64 buffers from which it is gathered
     value_bytes = sum(16 + column.dtype.itemsize for column in run.extra_columns)
     size = sample_bytes(run.sequence_length, run.settings.masks)
     size += run.settings.sample_tokens * value_bytes
@@ -77,13 +77,14 @@ def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int = 2) -> Bud
 
 
 def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
-    """Count the batches that exist at once in a loader's process, the one in use and the next; or
-    in each of its workers, the one in work and those that are queued."""
+    """Return the number of batches that exist at the same time in a process. In a loader's own
+    process, these are the batch in use and the next one; in a worker, the one being made and those
+    in its queue."""
     return 2 if num_workers == 0 else 1 + (prefetch_factor or PREFETCH_FACTOR)
 
 
 def split_budget(run: Run, batches: int) -> Budget:
-    """Divide `memory` for a process whose batches take `batches` bytes; no part is negative."""
+    """Divide `memory` for a process whose batches take `batches` bytes. No part is negative."""
     orders = sum(
         reading.order.memory_bytes
         for source in range(len(run.sources))
@@ -99,7 +100,7 @@ def is_enough(run: Run, memory: int, need: BlockNeed, budget: Budget) -> bool:
 
 
 def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
-    """Find the least `memory` that is enough for blocks, see `is_enough`."""
+    """Return the smallest `memory` that is enough for blocks; see `is_enough`."""
     return bisect_left(
         range(1 << 62), True, key=lambda memory: is_enough(run, memory, need, budget)
     )
@@ -112,7 +113,8 @@ def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
 
 
 def sample_bytes(length: int, masks: Masks) -> int:
-    """Count the bytes of a sample of `length` tokens in a batch, including temporary arrays."""
+    """Return the number of bytes of a sample of `length` tokens in a batch, including temporary
+    arrays."""
     size = 32 * length  # tokens, labels, position_ids int64, loss_mask float32, marks
     if masks.create_attention_mask:
         size += length * length
@@ -122,7 +124,7 @@ def sample_bytes(length: int, masks: Masks) -> int:
 
 
 def cache_bytes_of(run: Run) -> int:
-    """Count the bytes of the blocks that `dataset[k]` caches while no loader reads ahead."""
+    """Return the number of bytes of blocks that `dataset[k]` caches while no loader reads ahead."""
     longest = max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
     budget = split_budget(run, longest)
     return budget.blocks + budget.cache + budget.planning
@@ -143,21 +145,22 @@ def check_sample(config: Config) -> None:
 
 
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
-    """Count the lanes of a run that a process reads if its steps begin `stride` samples apart."""
+    """Return the number of a run's lanes that a process reads if its steps begin `stride` samples
+    apart."""
     # The first samples of its steps are in every gcd(lanes, stride)-th lane
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))
 
 
 def count_lane_bytes(run: Run, num_lanes: int) -> Int64s:
-    """Count the bytes of the blocks that `num_lanes` lanes keep of each source: int64
-    [num_sources]."""
+    """Return the bytes of each source's blocks that are kept for `num_lanes` lanes (int64
+    [num_sources])."""
     return np.minimum(num_lanes * _bytes_per_lane(run), _source_bytes(run))
 
 
 def _bytes_per_lane(run: Run) -> Int64s:
-    """Count the bytes of the blocks that a lane keeps of each source, in the stage that needs most:
-    int64 [num_sources]. These are the blocks of a cycle and at most one that the previous cycle did
-    not finish."""
+    """Return the bytes of each source's blocks that are kept for a lane, in the stage that needs
+    most (int64 [num_sources]). These are the blocks of a cycle and at most one block that the
+    previous cycle did not finish."""
     block_tokens = np.maximum(1, run.data.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.data.parts))
     for blend in run.blends:
@@ -172,7 +175,7 @@ def _bytes_per_lane(run: Run) -> Int64s:
 
 
 def _source_bytes(run: Run) -> Int64s:
-    """Count the bytes of all blocks of each source: int64 [num_sources]."""
+    """Return the bytes of all blocks of each source (int64 [num_sources])."""
     return (
         np.asarray(run.data.tokens, np.int64) * _token_bytes(run)
         + _num_blocks(run) * BLOCK_OVERHEAD_BYTES
@@ -180,14 +183,14 @@ def _source_bytes(run: Run) -> Int64s:
 
 
 def _num_blocks(run: Run) -> Int64s:
-    """Count the blocks of each source in the split, at least 1: int64 [num_sources]."""
+    """Return the number of blocks of each source in the split, at least 1 (int64 [num_sources])."""
     counts: Int64s = np.maximum(1, run.data.parts["stop_block"] - run.data.parts["first_block"])
     return counts
 
 
 def _token_bytes(run: Run) -> Int64s:
-    """Count the bytes of each source's tokens in memory, with the values of extra columns: int64
-    [num_sources]."""
+    """Return the bytes in memory of a token of each source, including its values of extra columns
+    (int64 [num_sources])."""
     snapshot = run.store.snapshot
     files = snapshot.file_of(run.data.parts["first_block"])
     sizes: Int64s = snapshot.files.token_bytes[files] + sum(
@@ -197,8 +200,8 @@ def _token_bytes(run: Run) -> Int64s:
 
 
 def format_bytes(size: float, *, up: bool = False) -> str:
-    """Format a size in KiB, MiB or GiB. With `up` it is rounded up, for messages that say how much
-    is enough."""
+    """Format a size in KiB, MiB or GiB. If `up`, round up, for messages that say how much memory is
+    enough."""
     power = max(1, min(3, int(math.log2(size + 1) / 10)))
     tenths = 10 * size / 1024**power
     return f"{(math.ceil(tenths) if up else tenths) / 10:.1f} {' KMG'[power]}iB"

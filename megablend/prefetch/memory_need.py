@@ -1,10 +1,10 @@
-"""The `memory` that the loaders of a run need, and the lanes for which the config's `memory` would
-suffice.
+"""The `memory` that the loaders of a run need, and the number of lanes for which the config's
+`memory` would suffice.
 
-A process needs room for the blocks that its lanes are in, so that none is read twice; and for the
-blocks of each of its steps, since `windows` refuses a step that does not fit. If there are many
-steps, only some are examined: the first ones, and if `memory` is not plentiful for them, others
-throughout the run.
+A process needs room for the blocks that its lanes are currently in, so that no block is read twice.
+It also needs room for the blocks of each of its steps, since `windows` refuses a step that does not
+fit. If there are many steps, only a sample is examined: first those at the start and, if `memory`
+is not plentiful for them, others throughout the run.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from megablend.run.run import Run, Section
 from megablend.run.skips import Skips
 
 FIRST_SAMPLES = 1 << 10
-"""Number of samples of each part of a run that are examined first."""
+"""Number of samples of each part of a run that are examined at first."""
 MOST_SAMPLES = 1 << 16
 """Number of samples of each part of a run that are examined if memory is not plentiful."""
 _PLENTIFUL = 4
-"""This multiple of the memory that the first samples need is assumed to be enough for all."""
+"""`memory` is plentiful if it is _PLENTIFUL times what the first samples need; it is then assumed
+to be enough for all samples."""
 _NUM_STRETCHES = 16
-"""Number of stretches of neighbouring steps that are examined if not all steps of a part are."""
+"""Number of stretches of neighbouring steps that are examined if a part has too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +65,26 @@ class Loaders:
 
     @property
     def num_processes(self) -> int:
-        """Number of processes of each rank that read."""
+        """Number of processes of each rank that read samples."""
         return max(1, self.num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PartNeed:
-    """The memory that a process needs for a *part* of a run: consecutive samples of one length,
-    none of them skipped."""
+    """The memory that a process needs for a *part* of a run: consecutive samples of the same
+    length, none of which is skipped."""
 
     run: Run
-    """The run, viewed in the section of the part."""
+    """A view of the run in the section that contains the part."""
     budget: Budget
     num_lanes: int
-    """Number of lanes whose blocks the process keeps from cycle to cycle; 0 if there are none."""
+    """Number of lanes whose blocks the process keeps from one cycle to the next, or 0."""
     lane_bytes: Int64s
     """int64 [num_sources], bytes of the blocks of these lanes."""
     step: Int64s
-    """int64 [...], the samples of the step that needs most, among those that were examined."""
+    """int64 [...], the samples of the step that needs the most memory, among the examined steps."""
     step_need: BlockNeed
-    """The most memory that the blocks of an examined step need."""
+    """The memory that the blocks of this step need."""
 
     @property
     def lane_need(self) -> BlockNeed:
@@ -92,17 +93,17 @@ class _PartNeed:
 
     @property
     def for_lanes(self) -> int:
-        """The least `memory` that has room for the blocks of the lanes."""
+        """The smallest `memory` that has room for the blocks of the lanes."""
         return least_memory(self.run, self.lane_need, self.budget)
 
     @property
     def for_step(self) -> int:
-        """The least `memory` that has room for the steps."""
+        """The smallest `memory` that has room for the examined steps."""
         return least_memory(self.run, self.step_need, self.budget)
 
     @property
     def memory(self) -> int:
-        """The least `memory` that is enough."""
+        """The smallest `memory` that is enough for the part."""
         return max(self.for_lanes, self.for_step)
 
     def fits(self, memory: int) -> bool:
@@ -122,11 +123,12 @@ def check_memory(
     num_batches: int = 2,
     first: int = 0,
 ) -> None:
-    """Check that `memory` is enough for the loaders of all ranks, reading from sample `first` on.
+    """Check that `memory` is enough for the loaders of all ranks, if they read from sample `first`
+    on.
 
     Args:
-        micro_batch_size: samples per step of a process.
-        stride: samples from the start of a step to the start of the process's next step.
+        micro_batch_size: number of samples per step of a process.
+        stride: number of samples from the start of a step to the start of the process's next step.
         num_batches: see `plan_budget`.
 
     Raises: ConfigError if `memory` is less than the lanes of a process need (for each source, what
@@ -140,10 +142,11 @@ def check_memory(
 
 
 def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
-    """Plan the loaders of a run that skips nothing, from its first sample to its last.
+    """Plan the steps of the loaders of a run, from the first sample to the last, if none is
+    skipped.
 
     Returns: the steps of the first process, all of them complete (those of the other processes
-        start at `begins`); and the number of batches that exist at once in a process, see
+        start at `begins`); and the number of batches that exist at the same time in a process, see
         `plan_budget`.
     Raises: see `check_memory`.
     """
@@ -160,12 +163,13 @@ def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
 
 
 def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> tuple[int, int | None]:
-    """Find the memory that the loaders of a rank need.
+    """Find the memory that the loaders of a rank need, and a number of lanes for which `memory` is
+    enough.
 
-    Returns: the least bytes that the rank's processes need together, for their lanes, steps,
-        batches and the orders of blocks. And the largest number of lanes that suits the loaders and
-        the run's length and for which `memory` is enough; None if memory does not depend on lanes,
-        or if the run is too short for any suitable number.
+    Returns: the smallest number of bytes that the rank's processes need together, for their lanes,
+        steps, batches and the orders of blocks. And the largest number of lanes that suits the
+        loaders and the run's length and for which `memory` is enough; None if memory does not
+        depend on lanes, or if the run is too short for any suitable number.
     Raises: see `check_memory`.
     """
     micro_batch_size = loaders.micro_batch_size
@@ -194,8 +198,8 @@ def _find_needs(
     num_batches: int,
     num_samples: int = MOST_SAMPLES,
 ) -> list[_PartNeed]:
-    """Find the needs of each part of the run from sample `first` on, by examining about
-    `num_samples` samples of each."""
+    """Find the memory that each part of the run needs from sample `first` on, by examining about
+    `num_samples` samples of each part."""
     needs = list[_PartNeed]()
     for section in run.sections:
         view = run.view(section)
@@ -228,10 +232,11 @@ def _find_needs(
 
 
 def _list_parts(section: Section, skips: Skips, first: int) -> list[tuple[int, int]]:
-    """List the ranges [start, stop) of a section's samples from `first` on that are not skipped."""
+    """List the ranges [start, stop) of a section's samples from `first` on without skipped
+    samples."""
     parts = list[tuple[int, int]]()
     start = max(first, section.start)
-    # The empty range at the section's end ends the last part
+    # The empty range at the end of the section ends the last part
     for skip_start, skip_stop in [*skips.ranges, (section.stop, section.stop)]:
         stop = min(skip_start, section.stop)
         if start < stop:
@@ -241,9 +246,15 @@ def _list_parts(section: Section, skips: Skips, first: int) -> list[tuple[int, i
 
 
 def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[BlockNeed, Int64s]:
-    """Find the most that one of the steps needs, and the samples of the step that needs the largest
-    share of a budget, int64 [...]; considering all steps, or stretches of them with about
-    `num_samples` samples."""
+    """Find the step that needs the most memory.
+
+    Args:
+        num_samples: about how many samples to examine if there are more: those of evenly spaced
+            stretches of steps.
+
+    Returns: the most memory that any examined step needs; and the samples of the step that needs
+        the largest share of a budget, int64 [...].
+    """
     num_steps = -(-(steps.stop - steps.first) // steps.stride)
     length = num_steps
     firsts = [0]
@@ -294,8 +305,8 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
 
 
 def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int) -> int:
-    """Return the largest number of strides, at most `most`, whose samples may equal the number of
-    lanes: a process has to keep the blocks of its lanes, `micro_batch_size` lanes per stride, in
+    """Return the largest number of strides, up to `most`, that may be the number of lanes. A
+    process has to keep the blocks of its lanes, `micro_batch_size` lanes per stride, in
     `block_bytes`."""
 
     def are_too_many(strides: int) -> bool:

@@ -1,5 +1,5 @@
-"""Planned reads of a run's loaders: all of them, or those of some *stretches* of a long run, from
-which the rest is extrapolated. A stretch is consecutive steps of one process."""
+"""Plan the reads of a run's loaders: all reads, or those of a few *stretches* of a long run, from
+which the rest is extrapolated. A stretch consists of consecutive steps of one process."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ from megablend.run.run import Run
 from megablend.storage.transfer import extrapolate
 
 _PLANNED_SAMPLES = 1 << 16
-"""Approximate number of samples in the stretches planned first; shorter runs are planned whole."""
+"""Approximate number of samples in the stretches that are planned first. Shorter runs are planned
+completely."""
 _FEWEST_STRETCHES = 4
 """Minimum number of stretches that are planned: fewer would not show how much stretches differ."""
 _WIDEST = 1.3
-"""If the upper estimate of the reads exceeds this multiple of the lower one, twice as many
+"""If the upper estimate of the reads is more than _WIDEST times the lower estimate, twice as many
 stretches are planned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRead:
-    """A read that loaders will do."""
+    """A read that loaders will make."""
 
     read: Read
     num_dictionaries: int
-    """Number of dictionaries that are read with it because they are not cached at that time."""
+    """Number of dictionaries that are read along with the blocks, because they are not cached at
+    that time."""
     dictionary_bytes: int
     """Stored bytes of these dictionaries."""
 
     @property
     def stored_bytes(self) -> int:
-        """Stored bytes of the blocks."""
+        """Stored size of the blocks in bytes."""
         return int(self.read.rows["stored_bytes"].sum(dtype=np.int64))
 
 
 class Stretch(NamedTuple):
-    """A planned stretch."""
+    """A stretch whose reads are planned."""
 
     samples: int
     """Number of samples."""
@@ -51,18 +53,18 @@ class Stretch(NamedTuple):
 
 
 def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[list[Stretch], bool]:
-    """Plan the reads of all processes or of some, or of parts of them if a process has many
-    samples. If the stretches differ much, more are planned.
+    """Plan the reads of all processes or, if there are many samples, of a few processes or of parts
+    of processes. If these differ much from each other, more are planned.
 
     Args:
         future: the steps of the first process, see `plan_loaders`.
         num_batches: see `plan_budget`.
 
-    Returns: the stretches; whether each comprises all steps of a process.
+    Returns: the stretches; and whether each stretch comprises all steps of a process.
     """
     begins = future.begins
     samples_of_process = future.stop // len(begins)
-    # More than two of the longest windows: stretches of processes are planned
+    # If a process has more than two of the longest windows, plan only stretches of it
     is_long = samples_of_process > 2 * WINDOW_SAMPLES
     most = future.stop // (2 * WINDOW_SAMPLES) if is_long else len(begins)
     num_stretches = max(_FEWEST_STRETCHES, _PLANNED_SAMPLES // samples_of_process)
@@ -85,7 +87,7 @@ def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[li
 
 def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
     """Return whether the reads per sample differ too much between stretches to extrapolate."""
-    # Samples of another length may begin before the second window does
+    # A stretch is empty if samples of another length begin before its second window
     if any(stretch.samples == 0 for stretch in stretches):
         return True
     reads_per_sample = [
@@ -102,9 +104,10 @@ def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
 def _plan_stretch(
     run: Run, future: StepSequence, first: int, num_batches: int, *, is_whole: bool
 ) -> Stretch:
-    """If `is_whole`, plan all reads of the process that begins with sample `first`; otherwise those
-    of the second window from `first` on, and of further ones if windows are short. The first window
-    is skipped because nothing is in memory then, unlike in the middle of a run."""
+    """Plan the reads of a stretch. If `is_whole`, it consists of all steps of the process that
+    begins with sample `first`. Otherwise it consists of the second window from `first` on, and of
+    further windows if they are short. The first window is skipped because no blocks are in memory
+    when it begins, unlike in the middle of a run."""
     dictionaries = Dictionaries(0)
     num_samples = 0
     reads = list[PlannedRead]()
@@ -117,8 +120,8 @@ def _plan_stretch(
         dictionaries.resize(budget.dictionaries)
         windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)
         for number, window in enumerate(windows):
-            # Including reads of a first window that does not count, for the dictionaries that they
-            # cache
+            # Also plan the reads of a first window that does not count, since they put dictionaries
+            # into the cache
             window_reads = list(_plan_reads(view, window, budget, dictionaries))
             if is_whole or number > 0:
                 num_samples += len(window.schedule.samples)

@@ -1,5 +1,5 @@
-"""Requests for ranges that many reads make. A range that several reads need is *shared*: it is
-requested once, by the read that *owns* it, for which the others wait."""
+"""Requests for ranges of files. A range that several reads need is *shared*: it is requested once,
+by the read that *owns* it, and the other reads wait for that request."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from megablend.storage.ranges import FetchedRanges, FileRanges
 from megablend.storage.waits import Waits
 
 Requested: TypeAlias = Future[list[tuple[FileRead, FetchedRanges]]]
-"""The ranges that were requested, each with the file that they are for."""
+"""The result of requests: each range that was fetched, with the file read that needs it."""
 _COMPLETE: Requested = call_now(list)
-"""A completed request, for ranges that have already been passed to their files."""
+"""A request that is complete, for ranges that have already been added to their file reads."""
 
 
 def add_to_files(requested: Requested) -> None:
-    """Pass complete ranges to their files. Raises: see Storage.read."""
+    """Add fetched ranges to the file reads that need them. Raises: see Storage.read."""
     for file, fetched in requested.result():
         file.add(fetched)
 
 
 class RangeRequests:
-    """Requests to a storage, from any thread.
+    """Sends requests for ranges to a storage. It can be used from any thread.
 
     Args:
-        storage: the storage to which requests are made.
+        storage: the storage to which requests are sent.
         meter: counts the requests.
         waits: receives requests in flight, and can cancel them.
     """
@@ -46,11 +46,11 @@ class RangeRequests:
         self._claiming = threading.Lock()
 
     def request(self, files: Sequence[FileRead], owned: list[RangeKey]) -> Requested | None:
-        """Request the ranges that files need next; return None if they need no more.
+        """Request the ranges that file reads need next. Return None if they need no more.
 
         Args:
-            owned: receives the shared ranges that the caller's read owns from now on, and which
-                it has to `release` when it is done.
+            owned: a list to which the shared ranges are added that the caller's read owns from now
+                on. The read must `release` them when it is done.
         """
         new = list[Future[FetchedRanges]]()
         with self._claiming:
@@ -69,7 +69,8 @@ class RangeRequests:
         return gather_futures(fetching, lambda fetched: list(zip(files, fetched, strict=True)))
 
     def _fetch_now(self, needed: Sequence[tuple[FileRead, FileRanges]]) -> None:
-        """Read ranges that no other read needs, in this thread, and pass them to their files."""
+        """Read ranges that no other read needs, in this thread, and add them to their file
+        reads."""
         started = perf_counter()
         for file, ranges in needed:
             file.add(fetch_now(ranges, self._storage))
@@ -79,7 +80,8 @@ class RangeRequests:
         )
 
     def release(self, owned: Sequence[RangeKey]) -> None:
-        """Forget shared ranges whose owner is done: other reads may have to request them again."""
+        """Forget shared ranges whose owner is done. If another read needs them later, it requests
+        them again."""
         with self._claiming:
             for key in owned:
                 self._shared.pop(key, None)
@@ -87,14 +89,16 @@ class RangeRequests:
     def _claim(
         self, ranges: FileRanges, owned: list[RangeKey], new: list[Future[FetchedRanges]]
     ) -> Future[FetchedRanges] | None:
-        """Become the owner of shared ranges, or join the read that owns them; return None for
+        """Become the owner of shared ranges, or join the read that owns them. Return None for
         ranges that are not shared.
 
-        Args:
-            owned, new: receive the ranges' key and future if the caller becomes their owner.
+        The caller must hold the lock `_claiming`, and must have found that the ranges are missing
+        while holding it. Otherwise the owner could finish in between, and the ranges would be
+        requested again.
 
-        The caller holds `_claiming`, and has found the ranges missing since it took that lock:
-        otherwise the owner could finish in between, and the ranges would be requested again.
+        Args:
+            owned, new: lists to which the ranges' key and future are added if the caller becomes
+                their owner.
         """
         if not ranges.is_shared:
             return None
@@ -111,12 +115,12 @@ class RangeRequests:
         shared: Sequence[Future[FetchedRanges] | None],
         unrequested: list[Future[FetchedRanges]],
     ) -> list[Future[FetchedRanges]]:
-        """Request ranges from the storage, except those that another read owns; return the future
-        to wait for, for each of `requests`.
+        """Request ranges from the storage, except those that another read owns. Return, for each of
+        `requests`, the future to wait for.
 
         Args:
             shared: the results of `_claim` for the requests.
-            unrequested: the results that the caller owns; becomes empty.
+            unrequested: the futures of ranges that the caller owns; removed as they are requested.
         """
         fetching = list[Future[FetchedRanges]]()
         try:

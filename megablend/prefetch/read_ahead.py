@@ -1,9 +1,9 @@
-"""Reading ahead: the blocks of coming windows are fetched and decoded as memory allows, and each
-step is gathered from them.
+"""Reading ahead: fetch and decode the blocks of coming windows as far as memory allows, and gather
+the samples of each step from them.
 
-The thread that asks for steps drives everything: it submits reads to a pipeline, waits for those
-that its step needs and releases blocks that are no longer needed, which makes room for further
-reads. Memory is counted block by block, as in the read schedule.
+The thread that asks for steps controls everything. It submits reads to a pipeline, waits for the
+reads that its step needs, and releases blocks that are no longer needed, which makes room for
+further reads. Memory is counted block by block, as in the read schedule.
 """
 
 from __future__ import annotations
@@ -34,37 +34,39 @@ from megablend.run.run import Run
 
 @dataclass(slots=True)
 class InFlightWindow:
-    """A window, and the progress of its reads, which are in the order of their first use."""
+    """A window whose blocks are being read, and the progress of its reads. Reads are in the order
+    in which steps need them."""
 
     window: Window
     unissued: deque[Read]
-    """Reads that are not yet submitted."""
+    """Reads that have not been submitted yet."""
     unfinished: deque[Read] = field(default_factory=deque)
-    """Submitted reads whose blocks are not yet in the table."""
+    """Submitted reads whose blocks have not been put into the table yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableUse:
-    """The use of the block table by the steps of a window."""
+    """How the steps of a window use the block table."""
 
     slots: Int64s
     """int64 [num_blocks], slots of the blocks of the window's schedule."""
     span_slots: Int64s
     """int64 [m], slots of the blocks of the schedule's spans."""
     span_offsets: list[int]
-    """[num_steps + 1], where the spans of each step begin."""
+    """[num_steps + 1], offsets of the steps in `span_slots`."""
     step_offsets: list[int]
-    """[num_steps + 1], where the samples of each step begin."""
+    """[num_steps + 1], offsets of the steps in the window's samples."""
     dropped: Int64s
-    """int64 [...], slots of the blocks that are not kept after the window, by last step."""
+    """int64 [...], slots of the blocks that are not kept after the window, in the order of their
+    last use."""
     dropped_before: list[int]
-    """[num_steps + 1], how many of `dropped` have been dropped before each step."""
+    """[num_steps + 1], how many items of `dropped` have been dropped before each step."""
     continued: npt.NDArray[np.bool_] | None
     """bool, by slot, see `find_continued`; None if document begins are not needed."""
 
 
 class ReadAhead:
-    """The samples of consecutive steps, read ahead of their use.
+    """An iterator over the samples of consecutive steps, which reads their blocks ahead.
 
     Args:
         run: the run to read.
@@ -95,10 +97,11 @@ class ReadAhead:
             pieces=run.settings.masks.inter_document_masking,
             meter=meter,
         )
-        # At exit the interpreter itself waits for threads, so that nothing has to be abandoned
+        # At exit the interpreter itself waits for threads, so the pipeline need not be abandoned
+        # then
         self._end = weakref.finalize(self, self._pipeline.abandon)
         self._end.atexit = False
-        # The window after those in flight, which a thread plans
+        # The window after those in flight; a thread plans it
         self._planned: Pending[Window | None] = self._pipeline.compute(next, windows, None)
         # The current window, and sometimes the next one
         self._in_flight: deque[InFlightWindow] = deque()
@@ -126,7 +129,7 @@ class ReadAhead:
         return samples
 
     def count_steps_ahead(self) -> int:
-        """Count the coming steps all of whose reads have been submitted."""
+        """Return the number of coming steps whose reads have all been submitted."""
         first_step = -self._step  # first step of a window, counted from the next step
         for in_flight in self._in_flight:
             if in_flight.unissued:
@@ -162,7 +165,8 @@ class ReadAhead:
         return True
 
     def _plan_table_use(self, window: Window) -> _TableUse:
-        """Find how a window's steps use the table, which has slots for the window's blocks."""
+        """Find out how the steps of a window use the table, which has slots for the window's
+        blocks."""
         schedule = window.schedule
         slots = np.searchsorted(self._table.ids, schedule.ids)
         by_last_use = np.argsort(schedule.last_use, kind="stable")
@@ -202,7 +206,7 @@ class ReadAhead:
         for in_flight in self._in_flight:
             if not self._submit_fitting(in_flight):
                 return
-        # One window ahead is enough, and none is waited for while there are steps to hand out
+        # Be at most one window ahead, and do not wait for planning while there are steps to return
         if len(self._in_flight) == 1 and self._planned.done() and self._add_planned_window():
             self._submit_fitting(self._in_flight[-1])
 
@@ -222,7 +226,8 @@ class ReadAhead:
         in_flight.unfinished.append(read)
 
     def _wait_for_blocks(self, current: InFlightWindow) -> None:
-        """Wait for the blocks first needed by the current step; put them into the table."""
+        """Wait for the blocks that the current step is the first to need, and put them into the
+        table."""
         while current.unissued and current.unissued[0].first_use <= self._step:
             self._submit_read(current)
         while current.unfinished and current.unfinished[0].first_use <= self._step:
@@ -259,7 +264,7 @@ class ReadAhead:
         return samples
 
     def _release(self) -> None:
-        """Drop the blocks that need not be kept after the current step."""
+        """Drop the blocks that are not needed after the current step."""
         dropped_before = self._use.dropped_before
         first = dropped_before[self._step]
         stop = dropped_before[self._step + 1]

@@ -1,9 +1,9 @@
-"""Read amplification, computed without reading: the stored bytes that all processes read, divided
-by the stored bytes of the blocks used.
+"""Compute the read amplification without reading: the stored bytes that all processes read, divided
+by the stored bytes of the blocks that they use.
 
-In document order, which reads single documents out of blocks, a block counts as used in proportion
-to those of its tokens that are used. A dictionary counts as read whenever it is no longer cached,
-and as used once. Reads that open files are not counted.
+In document order, which reads single documents out of blocks, only part of a block counts as used,
+in proportion to its tokens that are used. A dictionary counts as read whenever it is no longer
+cached, and as used once. Reads that open files are not counted.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ def read_amplification(
 
 
 class Dictionaries:
-    """A simulation of the cache in megablend.formats.parquet.decoding.dictionaries.
+    """A simulation of the dictionary cache (megablend.formats.parquet.decoding.dictionaries).
 
     Args:
-        max_bytes: limit for the cached dictionaries, in stored bytes; a single one may exceed it.
+        max_bytes: maximum size of the cached dictionaries, in stored bytes; a single one may exceed
+            it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -95,14 +96,15 @@ class Dictionaries:
         self._max_bytes = max_bytes
 
     def read(self, numbers: Int64s, sizes: Int64s) -> int:
-        """Request dictionaries one after another; return how many bytes are read for them.
+        """Request dictionaries one after another. Return the stored bytes of those that are not
+        cached, and so are read.
 
         Args:
-            numbers: int64 [n].
-            sizes: int64 [n], stored bytes of each; 0 stands for no dictionary.
+            numbers: int64 [n], numbers of the dictionaries.
+            sizes: int64 [n], stored bytes of each dictionary; 0 stands for no dictionary.
         """
         total = 0
-        # Consecutive requests for the same one change nothing
+        # Repeated requests for the same dictionary change nothing
         changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
         for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
             if number in self._kept:
@@ -120,14 +122,14 @@ class Dictionaries:
 
 
 def _list_in_order(run: Run, schedule: ReadSchedule, reads: Int64s) -> Int64s:
-    """List the blocks that a window reads, int64 [n], approximately in the order in which they are
-    read: sorted by file, then by first use."""
+    """List the blocks that a window reads, approximately in the order in which they are read: by
+    file, then by first use (int64 [n])."""
     ids = schedule.ids[reads]
     return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
 
 
 def _sum_stored(run: Run, ids: Int64s) -> int:
-    """Count the stored bytes of blocks, all together."""
+    """Return the sum of the stored bytes of blocks."""
     return int(_stored_sizes(run, ids).sum(dtype=np.int64))
 
 

@@ -1,4 +1,4 @@
-"""Counters of reads, updated where bytes are fetched and decoded and collected batch by batch."""
+"""Counters of reads, which are updated when bytes are fetched or decoded, and read per batch."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from megablend.system.after_fork import unlock_in_children
 
 
 class ReadCounts(NamedTuple):
-    """Counters of reads, which can be added."""
+    """Counters of reads; two of them can be added."""
 
     requests: int = 0
-    """Requests of ranges; ranges of a file that are fetched together count as one request."""
+    """Number of requests of ranges; ranges of a file that are fetched together count as one
+    request."""
     bytes: int = 0
-    """Stored bytes requested, before decompression."""
+    """Stored bytes that were requested, before decompression."""
     blocks: int = 0
-    """Blocks decoded."""
+    """Number of blocks that were decoded."""
     reading_seconds: float = 0.0
     """Time from each request to its response. Requests overlap, so the sum may exceed the elapsed
     time."""
     decoding_seconds: float = 0.0
-    """Time that decoding took, summed over threads."""
+    """Time spent on decoding, summed over threads."""
     masked_samples: int = 0
-    """Samples whose loss mask is 0 because their bytes are damaged."""
+    """Number of samples whose loss mask is 0 because their bytes are damaged."""
     retries: int = 0
-    """Requests to object stores and web servers that were tried again. This counter and those below
-    cover all readers of the process."""
+    """Number of requests to object stores and web servers that were sent again. This counter and
+    those below cover all readers of the process."""
     mirror_bytes: int = 0
     """Bytes of mirrored files that were on this node's disk."""
     source_bytes: int = 0
     """Bytes of mirrored files that the node process got from the source while a reader waited, in
-    whole pages. Bytes that the node process gets in advance, or for others, are in its own figures
-    (`megablend node status`)."""
+    whole pages. Bytes that the node process gets in advance, or for other nodes, are counted by the
+    node process itself (`megablend node status`)."""
     peer_bytes: int = 0
     """Bytes of mirrored files that the node process got from other nodes while a reader waited."""
     direct_bytes: int = 0
     """Bytes of mirrored files that were read from the source without the mirror."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
-        """Return the sum of both."""
+        """Return the sum of these and other counters."""
         if other is NOTHING_READ:  # a fast path: most batches find all their blocks in memory
             return self
         return ReadCounts(*map(operator.add, self, other))
@@ -61,8 +62,8 @@ class ReadMeter:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held, and count the process's counters
-        from their present values, which are the parent's."""
+        """Replace the lock, which another thread may have held at the fork. Count from the present
+        values of the counters of the process, which are still the parent's."""
         self._lock = threading.Lock()
         self._of_process = get_counts()
 
@@ -77,7 +78,7 @@ class ReadMeter:
             self.add(ReadCounts(requests=1, bytes=size, reading_seconds=seconds))
 
     def take(self) -> ReadCounts:
-        """Return the counters since the last call, and reset them."""
+        """Return the counters since the last call, and reset the meter."""
         if self._counts is NOTHING_READ and self._of_process is get_counts():
             return NOTHING_READ
         with self._lock:

@@ -1,12 +1,12 @@
-"""The pipeline of block reads: some threads fetch bytes, others decode them, as many reads at a
-time as memory allows.
+"""The pipeline of block reads: some threads fetch bytes, others decode them. As many reads are in
+progress as memory allows.
 
-There is one fetching thread (`megablend-fetch_N`) per request that a storage with synchronous reads
-may have in flight; with a storage that has an event loop, requests return at once, so that these
-threads only open files. There is one decoding thread (`megablend-decode_N`) per CPU, at most 8 for
-a loader; it also plans windows. If no more threads fetch than decode, as for local files, all
-threads (`megablend-read_N`) do both, and decode what they have fetched: it is still in the CPU's
-caches, and no thread has to be woken.
+If a storage reads synchronously, there is one fetching thread (`megablend-fetch_N`) for each
+request that may be in flight. If a storage has an event loop, requests return at once, and the
+fetching threads only open files. There is one decoding thread (`megablend-decode_N`) per CPU, at
+most 8 for a loader; decoding threads also plan windows. If no more threads fetch than decode, as
+for local files, all threads (`megablend-read_N`) do both, and each decodes what it has fetched,
+since these bytes are still in the CPU's caches, and no other thread has to be woken.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class ReadPipeline:
         self._is_abandoned = False
 
     def submit(self, read: Read) -> None:
-        """Request the blocks of a read: `read.blocks` receives them, or an exception that
-        BlockStore.read may raise."""
+        """Request the blocks of a read. They become the result of `read.blocks`; so does an
+        exception that BlockStore.read may raise."""
         with self._lock:
             self._waiting.append(read)
         self._start_reads()
@@ -85,7 +85,7 @@ class ReadPipeline:
 
     def close(self) -> None:
         """Stop the threads and drop pending requests. In a forked child, which has none of the
-        threads, nothing is done."""
+        threads, do nothing."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -95,7 +95,7 @@ class ReadPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads, and cancel requests; the threads end once nothing refers to the
+        """Start no more reads, and cancel requests. The threads end once nothing refers to the
         pipeline.
 
         This is for the garbage collector, which may run in any thread, including the pipeline's
@@ -124,7 +124,7 @@ class ReadPipeline:
     def _submit(
         self, threads: ThreadPoolExecutor, work: Callable[[Read], None], read: Read
     ) -> None:
-        """Have one of `threads` do some work for a read; if that fails, the read ends with the
+        """Submit work for a read to `threads`. If the work raises an error, the read ends with that
         error."""
         # If `threads.submit` fails, a thread may have begun nevertheless: whoever takes turn 0
         # handles the read
@@ -152,8 +152,8 @@ class ReadPipeline:
                 self._give_up(read, translate(error, str(self._store.snapshot.folder)))
 
     def _give_up(self, read: Read, error: MegablendError | None = None) -> None:
-        """Drop a read and all waiting ones: their blocks are None, or awaiting them raises the
-        error."""
+        """Drop a read and all waiting reads. Their blocks become None or, if there is an error,
+        waiting for them raises it."""
         with self._lock:
             dropped = [read, *self._waiting]
             self._waiting.clear()
@@ -169,8 +169,8 @@ class ReadPipeline:
         self._request(read)
 
     def _request(self, read: Read) -> None:
-        """Repeatedly request all ranges that are known to be needed, since the fetched bytes may
-        show that more are needed; then decode the read."""
+        """Request all ranges that are known to be needed, repeatedly, since the fetched bytes may
+        show that more are needed. Then decode the read."""
         while True:
             requested = self._requests.request(read.file_reads, read.shared)
             if requested is None:
@@ -190,8 +190,8 @@ class ReadPipeline:
     def _continue_when_fetched(self, read: Read, requested: Requested) -> None:
         """Continue a read when its requests are complete."""
 
-        # The callback must not refer to `requested`, which keeps the callback: this cycle would keep
-        # what was fetched until the garbage collector comes
+        # The callback must not refer to `requested`, which refers to the callback: such a cycle
+        # would keep the fetched bytes in memory until the garbage collector runs
         def submit(fetched: Requested) -> None:
             def proceed(read: Read) -> None:
                 add_to_files(fetched)

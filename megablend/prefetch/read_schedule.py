@@ -1,7 +1,7 @@
-"""What a loader's coming steps need: the samples, where their tokens are stored, the blocks there,
-and when each block is used. Nothing is read here.
+"""Plan what a loader's coming steps need: the samples, where their tokens are stored, which blocks
+contain them, and when each block is used. Nothing is read here.
 
-A sample number determines the blocks that the sample needs, so future reads are known.
+Future reads are known, since the number of a sample determines the blocks that the sample needs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from megablend.order.base import Spans
 from megablend.run.run import Run, Section
 
 DICTIONARY_GROWTH = 3
-"""Memory for reading a dictionary, as a multiple of its stored bytes: these themselves, and twice
-as many for the decompressed ones, whose number is not in the index."""
+"""Memory for reading a dictionary, as a multiple of its stored bytes: once for the stored bytes,
+and an estimated twice for the decompressed bytes, whose number is not in the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,29 +31,33 @@ class StepSequence:
     """First sample of the first step."""
     micro_batch_size: int
     stride: int
-    """Samples from the start of a step to the start of the next: samples per step over all ranks,
-    times workers."""
+    """Number of samples from the start of a step to the start of the next one: samples per step
+    over all ranks, times the number of workers."""
     stop: int
     """Number of samples in the run; the last step may be shorter."""
 
     @property
     def begins(self) -> range:
-        """The first sample of each process whose steps have this stride."""
+        """The first sample of each process, if the steps of all processes have this stride."""
         stop = min(self.first + self.stride, self.stop)
         return range(self.first, stop, self.micro_batch_size)
 
     def within(self, section: Section, begin: int) -> StepSequence:
-        """Return the steps from sample `begin` on, `stride` samples apart, that start in a
-        section."""
+        """Return the steps that start in a section, from sample `begin` on; they are `stride`
+        samples apart."""
         steps_before = -(-max(0, section.start - begin) // self.stride)
         return replace(
             self, first=begin + steps_before * self.stride, stop=min(section.stop, self.stop)
         )
 
     def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
-        """Return the sample numbers of `num_steps` steps from `step` on, int64 [n], and where each
-        step begins in them, int64 [steps + 1]; steps beyond the end of the run are omitted."""
-        # Within the run from here on: a loader's sizes may exceed 64 bits, and all memory
+        """Return the samples of `num_steps` steps from `step` on. Steps beyond the end of the run
+        are omitted.
+
+        Returns: sample numbers, int64 [n]; and the offsets of the steps in them, int64 [steps + 1].
+        """
+        # Stay within the run from here on, since a loader's sizes may exceed 64 bits, and all
+        # memory
         begin = min(self.stop, self.first + step * self.stride)
         end = min(self.stop, begin + num_steps * self.stride)
         first_samples = np.arange(begin, end, min(self.stride, max(1, end - begin)))
@@ -72,34 +76,34 @@ class ReadSchedule:
     samples: Int64s
     """int64 [n], sample numbers, step after step."""
     step_offsets: Int64s
-    """int64 [num_steps + 1], into `samples`."""
+    """int64 [num_steps + 1], offsets of the steps in `samples`."""
     sources: npt.NDArray[np.int32]
     """int32 [n], the samples' sources."""
     spans: Spans
-    """The places where the samples' tokens are stored, [m]."""
+    """[m], the spans in which the samples' tokens are stored."""
     span_offsets: Int64s
-    """int64 [num_steps + 1], into `spans`."""
+    """int64 [num_steps + 1], offsets of the steps in `spans`."""
     ids: Int64s
-    """int64 [num_blocks], the blocks needed, ascending."""
+    """int64 [num_blocks], the blocks that the steps need, ascending."""
     rows: Array
-    """PLACED_BLOCK_DTYPE [num_blocks], their rows of the block table."""
+    """PLACED_BLOCK_DTYPE [num_blocks], the blocks' rows of the block table."""
     span_blocks: Int64s
     """int64 [m], index into `ids` of each span's block."""
     sizes: Int64s
-    """int64 [num_blocks], bytes that a block takes in memory."""
+    """int64 [num_blocks], bytes that each block takes in memory."""
     reading: Int64s
-    """int64 [num_blocks], additional bytes needed while a block is read."""
+    """int64 [num_blocks], additional bytes that are needed while each block is read."""
     first_use: Int64s
     """int64 [num_blocks], first step that uses the block, from 0."""
     last_use: Int64s
     """int64 [num_blocks], last step that uses the block."""
     used: Int64s
-    """int64 [num_blocks], tokens of each block that the samples use, without the samples' extra
-    tokens."""
+    """int64 [num_blocks], number of tokens of each block that the samples use, without the samples'
+    extra tokens."""
     pending_boundary_tokens: Int64s
-    """int64 [num_blocks]: samples that begin in the block minus samples that end in it; 0 without
-    extra tokens. The first token of a sample is also the extra token of the sample before it in the
-    source, which may be read in a later window and needs the block again."""
+    """int64 [num_blocks], number of samples that begin in each block minus number of samples that
+    end in it; 0 without extra tokens. The first token of a sample is also the extra token of the
+    source's previous sample, which may be read in a later window and needs the block again."""
 
     @property
     def num_steps(self) -> int:
@@ -131,7 +135,8 @@ class LocatedSteps(NamedTuple):
 
 
 def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedSteps:
-    """Locate the samples, int64 [n], of the steps at `step_offsets`, int64 [num_steps + 1]."""
+    """Locate the samples of steps (`samples`: int64 [n]; `step_offsets`: int64 [num_steps + 1],
+    offsets of the steps in them)."""
     sources, ordinals = run.plan.locate_many(samples)
     return LocatedSteps(
         samples, step_offsets, sources, ordinals, run.locate_spans(sources, ordinals)
@@ -139,8 +144,11 @@ def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedStep
 
 
 def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
-    """Count what each step needs if it is read alone: the bytes of its blocks; and these plus the
-    bytes needed to read the largest of them, as in ReadSchedule: arrays of int64 [num_steps]."""
+    """Compute the memory that each step needs if it is read alone.
+
+    Returns: the bytes of the step's blocks; and these plus the bytes needed to read the largest of
+        the blocks, as in ReadSchedule (int64 [num_steps] each).
+    """
     spans = located.spans
     num_steps = len(located.step_offsets) - 1
     ids, span_blocks = np.unique(spans.blocks, return_inverse=True)
@@ -157,7 +165,7 @@ def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
 
 
 def schedule_reads(run: Run, located: LocatedSteps) -> ReadSchedule:
-    """Find the blocks that steps need, and when."""
+    """Find the blocks that steps need, and the first and last step that uses each."""
     spans = located.spans
     ids, firsts, span_blocks = np.unique(spans.blocks, return_index=True, return_inverse=True)
     rows = run.store.snapshot.blocks(ids)
@@ -174,7 +182,7 @@ def schedule_reads(run: Run, located: LocatedSteps) -> ReadSchedule:
     extra = run.extra_token
     used_of_spans = spans.stops - spans.starts
     used_of_spans[ends] -= extra
-    # The first sample of a source has none before it
+    # The first sample of a source has no previous sample
     pending = np.bincount(span_blocks[begins], extra * (located.ordinals > 0), minlength=len(ids))
     pending -= np.bincount(span_blocks[ends], np.full(len(ends), extra), minlength=len(ids))
     return ReadSchedule(
@@ -208,10 +216,11 @@ def _memory_bytes(run: Run, ids: Int64s, rows: Array) -> tuple[Int64s, Int64s]:
 
 
 def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int64s:
-    """Count the memory for the dictionaries that are read with each of the blocks `ids`, int64 [n]:
-    in each group of blocks, a dictionary is read with the first block that needs it.
+    """Return the memory for the dictionary that is read along with each block, 0 if none is. In
+    each group of blocks, a dictionary is read with the first block that needs it.
 
     Args:
+        ids: int64 [n], the blocks.
         rows: rows of the blocks in the block table, [n].
         groups: int64 [n], number of each block's group.
 

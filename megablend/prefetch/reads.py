@@ -1,4 +1,4 @@
-"""Reads: blocks of a window, of one file or of several, that are read and decoded together."""
+"""Divide the blocks of a window into reads: blocks that are read and decoded together."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ READ_BYTES = 4 << 20
 READS_AHEAD = 16
 """Approximate minimum number of reads in a window, so that threads can share even a short one."""
 _MEMORY_PART = 8
-"""A read takes at most the memory for reads divided by this, so that several reads are in flight
-even where memory is scarce."""
+"""A read takes at most 1 / _MEMORY_PART of the memory for reads, so that several reads are in
+flight even if memory is scarce."""
 RangeKey = tuple[str, int]
 """Path and offset of a range that several reads need."""
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Blocks that are read together, from plan to decoded blocks."""
+    """Blocks of one or more files that are read together, and the state of reading them."""
 
     indices: Int64s
-    """int64 [n], indices of the blocks into `ids` of their window's schedule, ascending."""
+    """int64 [n], indices of the blocks in `ids` of the window's schedule, ascending."""
     ids: Int64s
     """int64 [n], numbers of the blocks in the index, ascending."""
     rows: Array
@@ -40,15 +40,14 @@ class Read:
     size: int
     """Bytes that the blocks take in memory."""
     reading: int
-    """Additional bytes needed while the blocks are read."""
+    """Additional bytes that are needed while the blocks are read."""
     first_use: int
     """The first step of the window that uses one of the blocks."""
     file: int
-    """Number of the first block's file; if storages do not respond at once, all blocks are of this
+    """Number of the first block's file. If storages do not respond at once, all blocks are in this
     file."""
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
-    """The decoded blocks, for which a submitted read is awaited; None if the interpreter is
-    shutting down."""
+    """A future of the decoded blocks; its result is None if the interpreter is shutting down."""
     file_reads: list[FileRead] = field(default_factory=list)
     """The reads of single files, while this read is in flight."""
     shared: list[RangeKey] = field(default_factory=list)
@@ -59,8 +58,8 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
     If storages respond at once, as local disks do, portions of several files are read together,
-    since adding a file to a read costs less than another read; elsewhere each read has one portion,
-    since a read waits for its slowest request.
+    since adding a file to a read costs less than another read. Otherwise each read has one portion,
+    since a read has to wait for its slowest request.
     """
     sizes = window.schedule.sizes
     window_bytes = int(sizes[window.reads].sum())
@@ -84,9 +83,12 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
 
 
 def _split_files(run: Run, window: Window, max_bytes: int) -> list[Int64s]:
-    """Split the blocks that a window reads into portions of about `max_bytes` at most, by first
-    use. A portion belongs to one file: int64 [n], indices of its blocks into `ids` of the window's
-    schedule, by first use."""
+    """Split the blocks that a window reads into portions of at most about `max_bytes`. Each portion
+    is in one file, and portions are ordered by first use.
+
+    Returns: for each portion, the indices of its blocks in `ids` of the window's schedule, by first
+        use (int64 [n]).
+    """
     now = window.schedule
     files = run.store.snapshot.file_of(now.ids[window.reads])
     by_file = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
@@ -105,7 +107,7 @@ def _split_files(run: Run, window: Window, max_bytes: int) -> list[Int64s]:
 
 
 def _make_read(run: Run, window: Window, portions: list[Int64s]) -> Read:
-    """Make the read of some portions' blocks; the first portion is the one that is used first."""
+    """Make the read of the blocks of portions; the first portion is the one that is used first."""
     now = window.schedule
     indices = np.sort(np.concatenate(portions))
     return Read(

@@ -1,4 +1,4 @@
-"""The tokens of samples, gathered from their blocks, and where documents begin in them."""
+"""Gather the tokens of samples from their blocks, and find where documents begin in them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from megablend.run.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample's tokens, and where they come from."""
+    """The tokens of a sample, and where they are stored."""
 
     source: int
     """Number of the sample's source in the split."""
     ordinal: int
     """The sample's number within the source, counted over all epochs."""
     spans: Spans
-    """The places where the tokens are stored, in order; `blocks` are block numbers of the index."""
+    """The spans of blocks that contain the tokens, in order; `blocks` are block numbers of the
+    index."""
     tokens: npt.NDArray[np.int64]
-    """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
+    """int64 [sequence_length + 1], or [sequence_length] for samples without the extra token."""
     starts: npt.NDArray[np.int64]
-    """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another
+    """int64 [num_pieces], positions in `tokens` at which a document, or its continuation in another
     block, begins; the first is 0."""
     extra: dict[str, npt.NDArray[Any]]
     """For each extra column, one value per token: [num_tokens]."""
@@ -48,21 +49,22 @@ class Samples(NamedTuple):
     tokens: npt.NDArray[np.int64]
     """int64 [n, sequence_length]."""
     labels: npt.NDArray[np.int64]
-    """int64 [n, sequence_length], the token after each of `tokens`; 0 where the sample has none."""
+    """int64 [n, sequence_length], for each of `tokens` the next token; 0 if the sample has none."""
     begins: npt.NDArray[np.bool_] | None
-    """bool [n, tokens per sample]: where a document, or its continuation in another block, begins;
-    None if not requested."""
+    """bool [n, tokens per sample], whether a document, or its continuation in another block, begins
+    at each token; None if not requested."""
     extra: dict[str, npt.NDArray[Any]]
     """For each extra column, one value per token: [n, tokens per sample]."""
     masked: npt.NDArray[np.bool_] | None = None
-    """bool [n]: samples that contain tokens of a damaged block; None where there are none."""
+    """bool [n], whether each sample contains tokens of a damaged block; None if no sample does."""
 
 
 def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
-    """Locate samples `ks`, of which there is at least one, and read all their blocks together.
+    """Locate samples, and read all their blocks together. `ks` are the numbers of the samples, at
+    least one.
 
     Raises: IndexError for a sample outside the run; MissingFileError, ChangedFileError,
-        CorruptFileError from its files.
+        CorruptFileError from the samples' files.
     """
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
@@ -89,8 +91,8 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
 
 
 def read_samples(run: Run, block_cache: BlockCache, ks: npt.ArrayLike) -> Samples:
-    """Locate samples `ks`, of which there is at least one, and read their blocks; `begins` is set
-    only if the config needs it. Raises: see `read_each`."""
+    """Locate samples, and read their blocks. `ks` are the numbers of the samples, at least one. The
+    result's `begins` is set only if the config needs it. Raises: see `read_each`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     with_begins = run.settings.masks.inter_document_masking
@@ -133,14 +135,14 @@ def gather(
     sources: npt.NDArray[np.int32],
     continued: npt.NDArray[np.bool_] | None,
 ) -> Samples:
-    """Gather samples from blocks that are in the table.
+    """Gather samples from blocks that are in a table.
 
     Args:
         slots: int64 [m], table slot of each span's block.
         spans: the samples' spans, [m].
         sources: int32 [n], the samples' sources.
-        continued: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
-            if `begins` is not needed.
+        continued: bool [num_blocks], the result of `find_continued` for the table's blocks; None if
+            `begins` is not needed.
     """
     settings = run.settings
     num_samples = len(sources)
@@ -167,7 +169,7 @@ def gather(
 
 
 def find_continued(snapshot: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Find whether the first piece of each of blocks `ids`, int64 [n], continues the last document
-    of the block before: bool [n]."""
+    """Return whether the first piece of each block continues the last document of the previous
+    block (`ids`: int64 [n]; result: bool [n])."""
     continued: npt.NDArray[np.bool_] = (snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
     return continued

@@ -1,8 +1,8 @@
-"""A simulation of the pages that the mirrors of a job's nodes keep, and of the nodes that send the
-pages that they lack.
+"""Simulate the mirrors of a job's nodes: which pages each mirror keeps, and which node sends a page
+that another node lacks.
 
-A page leaves the source if no node holds it. The node that reads a page and the first home of the
-page's piece keep it, and evict the pages that they will need last first.
+A page is read from the source if no node holds it. It is kept by the node that reads it and by the
+first home of the piece that contains it. A node evicts the pages that it will need last.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from megablend.arrays import Int64s
 
 
 class PageReads(NamedTuple):
-    """Reads of pages, by time; a page that a node reads twice for one step is listed once: arrays
-    of int64 [n]."""
+    """Reads of pages, in the order of time. If a node reads a page twice for one step, this is one
+    read. The fields are arrays of int64 [n]."""
 
     pages: Int64s
-    """Number of the page, unique over all files."""
+    """Number of the page that is read, unique over all files."""
     times: Int64s
     """First sample of the step for which the page is read."""
     nodes: Int64s
@@ -34,11 +34,11 @@ def simulate(
     first, starting with the one that was read longest ago.
 
     Args:
-        homes: int64 [n, copies], the homes of each read's page.
+        homes: int64 [n, copies], the homes of the page of each read.
         room: number of pages that a node can hold; None for any number.
 
-    Returns: for each read the number of times that its page is sent by the source (once or not at
-        all), and by a node to another one: int64 [n] each.
+    Returns: for each read, how often its page is sent by the source (0 or 1), int64 [n]; and how
+        often it is sent by one node to another, int64 [n].
     """
     count = len(reads.pages)
     next_of_all = _find_next(reads.pages, np.zeros_like(reads.nodes))
@@ -61,14 +61,16 @@ def simulate(
         is_lacking = node not in holders
         if is_lacking:
             source[i] = not holders
-            # The home gets the page, from the source or a holder, and gives it to the node
+            # The home gets the page, from the source or a node that holds it, and sends it to the
+            # reading node
             network[i] = (bool(holders) and home not in holders) + (home != node)
         if (is_lacking or home in holders) and mirrors[home].keep(page, needed_by_all):
             holders.add(home)
         if node != home and mirrors[node].keep(page, needed_by_node):
             holders.add(node)
         if is_lacking:
-            # Further copies are for failures: they are kept like pages that nobody needs again
+            # Further copies are only for failures, so they are kept like pages that no node needs
+            # again
             for other in other_homes:
                 if other not in holders and mirrors[other].keep(page, 2 * count - i):
                     holders.add(other)
@@ -87,7 +89,8 @@ class _Mirror:
         self._room = room
         # For each held page: the number of the read that needs it next
         self._next_reads: dict[int, int] = {}
-        # (-next read, page), also of pages that were given up or whose next read has changed since
+        # (-next read, page); also entries of pages that were evicted or whose next read has changed
+        # since
         self._queue: list[tuple[int, int]] = []
 
     def holds(self, page: int) -> bool:
@@ -95,7 +98,7 @@ class _Mirror:
         return page in self._next_reads
 
     def keep(self, page: int, next_read: int) -> bool:
-        """Keep a page, and evict the pages that are needed last if there is no room; return whether
+        """Keep a page; if there is no room, evict the pages that are needed last. Return whether
         the page itself was kept."""
         self._next_reads[page] = next_read
         if self._room is None:
@@ -109,8 +112,9 @@ class _Mirror:
 
 
 def _find_next(pages: Int64s, nodes: Int64s) -> Int64s:
-    """Find the next read of each read's page by the same node: int64 [n]. If there is none, the
-    result is greater than the number of any read, and greater the earlier the read is."""
+    """Return, for each read, the next read of the same page by the same node (int64 [n]). If there
+    is none, the result is greater than the number of any read; the earlier the read, the greater
+    the result."""
     count = len(pages)
     order = np.lexsort((nodes, pages))
     is_same = (np.diff(pages[order]) == 0) & (np.diff(nodes[order]) == 0)

@@ -1,8 +1,8 @@
-"""The requests that planned reads of one source's files make. They depend on the format, so some
-files are opened to find out.
+"""Count the requests that planned reads of a source's files would send. The number depends on the
+format, so a sample of the files is opened to find out.
 
-*Figures* are three numbers, float64 [3]: requests, and the least and the most bytes that they
-return. The bytes differ if requests depend on earlier reads.
+*Figures* are three numbers, float64 [3]: the number of requests, and the smallest and the largest
+number of bytes that they return. The bytes differ if requests depend on earlier reads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.ranges import FileRanges
 
 _TRIED_READS = 8
-"""Number of reads of a source whose first requests are actually made, if only the responses show
+"""Number of reads of a source whose first requests are actually sent, if only the responses show
 what else a read requests."""
 
 
 class SourceRequests:
-    """The requests that reads of a source's files make.
+    """Counts the requests that reads of a source's files would send.
 
     Args:
         store: a BlockStore that has opened none of the files.
-        opened: numbers of the files to open; the other files are assumed to be alike.
-        reads: the reads of each stretch.
+        opened: numbers of the files to open; the other files are assumed to be similar.
+        reads: for each stretch, its reads of the source.
     """
 
     def __init__(
@@ -40,22 +40,22 @@ class SourceRequests:
     ) -> None:
         self._store = store
         self._num_tried = 0
-        # Further requests and blocks of the reads whose first requests were made
+        # Further requests and blocks of the reads whose first requests were sent
         self._later_requests = 0
         self._later_blocks = 0
         self._paths = {file: store.snapshot.path(file, store.roots) for file in opened}
         known = [each for those in reads for each in those if each.read.file in opened]
         self.opening = self._open_files(known)
-        """Figures of opening a file."""
+        """Figures for opening a file."""
         self._figures = {each: self._count_known(each) for each in known}
         num_blocks = max(1, sum(len(each.read.ids) for each in known))
         stored_bytes = max(1, sum(each.stored_bytes for each in known))
         totals = np.sum(list(self._figures.values()), axis=0)
-        # Requests by block, and requested bytes by stored byte
+        # Requests per block, and requested bytes per stored byte
         self._mean_figures = totals / [num_blocks, stored_bytes, stored_bytes]
 
     def count(self, reads: Sequence[PlannedRead]) -> Float64s:
-        """Return the figures of the reads of a stretch, all together."""
+        """Return the sum of the figures of the reads of a stretch."""
         total = np.zeros(3)
         for each in reads:
             total += [each.num_dictionaries, each.dictionary_bytes, each.dictionary_bytes]
@@ -67,7 +67,7 @@ class SourceRequests:
         return total
 
     def _open_files(self, reads: Sequence[PlannedRead]) -> Float64s:
-        """Open the files by one read of each, and return the mean figures of these reads."""
+        """Open each file by making one read of it. Return the mean figures for opening a file."""
         read_of_file = {each.read.file: each.read for each in reads}
 
         def open_file(read: Read) -> None:
@@ -81,7 +81,7 @@ class SourceRequests:
         return np.array([requests, num_bytes, num_bytes])
 
     def _count_known(self, planned: PlannedRead) -> Float64s:
-        """Return the figures of a read of an opened file, without dictionaries."""
+        """Return the figures of a read of a file that has been opened, without dictionaries."""
         read = planned.read
         stored_bytes = planned.stored_bytes
         (file_read,) = self._store.begin_read(read.ids, read.rows)
@@ -109,7 +109,7 @@ class SourceRequests:
         return figures
 
     def _count_ranges(self, ranges: FileRanges, path: str) -> list[int]:
-        """Return the figures of ranges that a read of the file at `path` requests."""
+        """Return the figures of the ranges that a read of the file at `path` requests."""
         if ranges.is_shared:  # a dictionary
             return [0, 0, 0]
         requests = [

@@ -1,14 +1,15 @@
-"""The coming reads of a loader, divided into windows whose blocks fit into memory.
+"""Divide the coming reads of a loader into windows whose blocks fit into memory.
 
 A *window* is a range of steps (of one loader, or of one of its workers) whose distinct blocks are
-all in memory at once, each read once. A block is kept after its window if the next window uses it,
-or if some of its tokens are still unused: its lane will continue there, perhaps several windows
-later. If memory runs out, blocks that have been unused the longest are dropped first. (In document
-order no block is kept for its unused tokens.)
+all in memory at the same time, and are read once each. After its window, a block is kept if the
+next window uses it, or if some of its tokens have not been used yet: the lane that uses them will
+continue there, perhaps several windows later. If memory runs out, the blocks that have not been
+used for the longest time are dropped first. (In document order, no block is kept for its unused
+tokens.)
 
-Long windows read many blocks of a file together and cost less to plan; the first ones are short, so
-that the first step is ready soon. A window takes up to half of the memory for blocks: the other
-half is for reading ahead and for blocks that are kept.
+A long window reads many blocks of a file together and costs less to plan. The first windows are
+short, so that the first step is ready soon. A window takes up to half of the memory for blocks. The
+other half is for reading ahead and for blocks that are kept.
 """
 
 from __future__ import annotations
@@ -33,27 +34,28 @@ from megablend.prefetch.read_schedule import (
 from megablend.run.run import Run
 
 FIRST_SAMPLES = 1 << 8
-"""Number of samples in the first window, which delays the first step; each window is twice as long
-as the previous one."""
+"""Number of samples in the first window. The first step has to wait for all of them to be planned,
+so they are few; each window is twice as long as the previous one."""
 WINDOW_SAMPLES = 1 << 14
 """Maximum number of samples in a window."""
 _SPAN_BYTES = 640
-"""Memory for planning per span of a window: three windows exist at once, and the arrays from which
-one is made."""
+"""Bytes of memory for planning, per span of a window. This covers three windows that exist at the
+same time, and the arrays from which one of them is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A read schedule whose blocks are all in memory at once."""
+    """A read schedule whose blocks are all in memory at the same time."""
 
     schedule: ReadSchedule
     reads: Int64s
-    """int64 [...], indices into `schedule.ids` of the blocks to read, by first use; the other blocks
+    """int64 [...], indices in `schedule.ids` of the blocks to read, by first use; the other blocks
     are already in memory."""
     keeps: npt.NDArray[np.bool_]
-    """bool [num_blocks], whether the block is kept after its last step of the window."""
+    """bool [num_blocks], whether each block is kept after the last step of the window that uses
+    it."""
     forgets: Int64s
-    """int64 [...], numbers of the blocks of earlier windows that are dropped when this one
+    """int64 [...], numbers of the blocks of earlier windows that are dropped when this window
     begins."""
     max_bytes: int
     """Limit for blocks in memory, including those being read, during this window's reads."""
@@ -70,8 +72,8 @@ def plan_windows(
 def make_schedules(
     run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[ReadSchedule]:
-    """Divide all steps into schedules whose blocks take up to half of the memory for blocks; single
-    steps may take all of it.
+    """Divide all steps into schedules whose blocks take up to half of the memory for blocks. A
+    schedule of a single step may take all of this memory.
 
     Raises: ConfigError if the blocks of a single step take more.
     """
@@ -101,13 +103,14 @@ def make_schedules(
 
 
 def _estimate_spans_per_sample(run: Run) -> float:
-    """Estimate the mean number of blocks that hold a sample's tokens."""
+    """Estimate the mean number of blocks that contain a sample's tokens."""
     num_blocks = int((run.data.parts["stop_block"] - run.data.parts["first_block"]).sum())
     return 1 + run.sequence_length * num_blocks / max(1, int(run.data.parts["tokens"].sum()))
 
 
 def _count_fitting_steps(schedule: ReadSchedule, max_bytes: int) -> int:
-    """Count the first steps whose blocks take at most `max_bytes` together; at least 1."""
+    """Return how many of the first steps have blocks that take at most `max_bytes` together; at
+    least 1."""
     by_first_use = np.argsort(schedule.first_use, kind="stable")
     totals = np.cumsum(schedule.sizes[by_first_use])
     num_blocks = int(np.searchsorted(totals, max_bytes, side="right"))
@@ -117,14 +120,14 @@ def _count_fitting_steps(schedule: ReadSchedule, max_bytes: int) -> int:
 
 
 def _need_at_once(schedule: ReadSchedule) -> BlockNeed:
-    """Return the memory that a schedule's blocks need if all are in memory at once."""
+    """Return the memory that a schedule's blocks need if all are in memory at the same time."""
     size = int(schedule.sizes.sum())
     return BlockNeed(size, size + int(schedule.reading.max()))
 
 
 def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) -> ConfigError:
-    """Return the error for a step whose blocks do not fit into memory; a `memory` of `least` bytes
-    would be enough."""
+    """Return an error for a step whose blocks do not fit into memory. It says that a `memory` of
+    `least` bytes would be enough."""
     largest = int(schedule.reading.argmax())
     number = int(run.store.snapshot.file_of(schedule.ids[largest : largest + 1])[0])
     return ConfigError(
@@ -137,14 +140,14 @@ def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) ->
 
 
 def _block_budget(schedule: ReadSchedule, budget: Budget) -> int:
-    """Return the bytes for blocks while those of a schedule are read: less than usual if reading
-    the largest of them exceeds the memory for reads."""
+    """Return the number of bytes for blocks while those of a schedule are read. It is less than
+    usual if reading the largest block exceeds the memory for reads."""
     return budget.blocks - max(0, int(schedule.reading.max()) - budget.reads)
 
 
 def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
-    """Decide which blocks to read for each schedule and which to keep after it, so that both
-    together fit into the memory for blocks."""
+    """Decide which blocks to read for each schedule and which to keep after it, so that both fit
+    into the memory for blocks together."""
     nothing = np.zeros(0, np.int64)
     kept = _KeptBlocks(nothing, nothing, nothing, nothing, nothing)
     for number, (now, after) in enumerate(pairwise(chain(schedules, [None]))):
@@ -157,8 +160,8 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
         is_kept = np.zeros(len(kept.ids), np.bool_)
         if after is not None:
             is_kept |= np.isin(kept.ids, after.ids)
-        # In document order a block may be needed again at any time: the memory is better used for
-        # reading ahead
+        # In document order, a block may be needed again at any time, so the memory is better used
+        # for reading ahead
         if run.consumes_whole_blocks:
             is_kept |= kept.used < run.store.num_tokens(kept.ids)
             is_kept |= kept.pending_boundary_tokens > 0
@@ -168,28 +171,28 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
 
 
 class _KeptBlocks(NamedTuple):
-    """Blocks that are kept between windows; arrays of int64 [n]."""
+    """Blocks that are kept between windows. The fields are arrays of int64 [n]."""
 
     ids: Int64s
     """Numbers of the blocks in the index, ascending."""
     sizes: Int64s
-    """Bytes that each takes in memory."""
+    """Bytes that each block takes in memory."""
     used: Int64s
-    """Tokens that samples have used."""
+    """Number of tokens of each block that samples have used."""
     pending_boundary_tokens: Int64s
     """See ReadSchedule; the sum over all windows."""
     last_window: Int64s
-    """Number of the last window that used the block."""
+    """Number of the last window that used each block."""
 
     def select(self, mask: npt.NDArray[np.bool_]) -> _KeptBlocks:
         """Return the blocks where `mask`, bool [n], is true."""
         return _KeptBlocks(*(column[mask] for column in self))
 
     def drop_oldest(self, now: ReadSchedule, max_bytes: int) -> tuple[Int64s, _KeptBlocks]:
-        """Drop the blocks that do not fit into memory together with those of a window, first the
-        ones that have been unused the longest.
+        """Drop the blocks that do not fit into memory together with those of a window, starting
+        with the blocks that have not been used for the longest time.
 
-        Returns: the numbers of the dropped blocks, int64 [...]; the remaining blocks.
+        Returns: the numbers of the dropped blocks, int64 [...]; and the remaining blocks.
         """
         is_needed = np.isin(self.ids, now.ids)
         available = max_bytes - int(now.sizes.sum())
@@ -201,7 +204,8 @@ class _KeptBlocks(NamedTuple):
         return self.ids[is_dropped], self.select(~is_dropped)
 
     def with_used(self, now: ReadSchedule, number: int) -> _KeptBlocks:
-        """Return these blocks and those of window `number`, with the tokens that it uses added."""
+        """Return these blocks and those of window `number`, and add the tokens that the window
+        uses."""
         ids = np.union1d(self.ids, now.ids)
         old = np.searchsorted(ids, self.ids)
         new = np.searchsorted(ids, now.ids)
