@@ -1,1 +1,1 @@
-"""A run: compiled from a config to its ledger, opened from its ledger, located sample by sample."""
+"""A run: compile a config to a ledger, open a run from its ledger, and locate its samples."""

@@ -17,8 +17,8 @@ from megablend.run.state import State
 
 
 def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
-    """Return the ledger up to the first sample from `sample` on at which its stage can stop: the
-    end of a cycle, or of the stage.
+    """Return the stages of a ledger up to the first sample, from `sample` on, at which its stage
+    can stop. A stage can stop at the end of a cycle, and at its own end.
 
     If `sample` is in a drain, the drain is read to its end, followed by one cycle.
 
@@ -45,8 +45,8 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
 
 
 def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> int:
-    """Find the index in a plan of the part of stage `number` that has `sample`, or of the stage's
-    first part if the sample is in the drain before the stage."""
+    """Return the index in a plan of the part of stage `number` that contains `sample`. If the
+    sample is in the drain before the stage, return the index of the stage's first part."""
     # A drain after the stage also has the stage's number, but starts where the stage stops
     parts = [
         index
@@ -60,8 +60,8 @@ def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> i
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:
-    """Return the ledger of a state's plan: if the state is past the cut of a later amendment, the
-    stage that was cut ends where the state says, and no stage follows it.
+    """Return the ledger as a state's plan has it. If the state is past the cut of a later
+    amendment, the stage that was cut ends where the state says, and no stage follows it.
 
     Raises: StateError if the state belongs to another plan.
     """
@@ -143,9 +143,10 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
 
 
 def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
-    """List the first samples of committed stages without `new_data` that an amended run no longer
-    has: those after the cut whose settings no stage of the amendment has, unless it has more stages.
-    Stages that only lengthened the one that is cut do not count.
+    """List the first samples of committed stages that an amended run no longer has. These are
+    stages without `new_data` that begin after the cut and whose settings no stage of the amendment
+    has. If the amended run has more stages, the list is empty. Stages that only lengthened the
+    stage that is cut do not count.
 
     Args:
         cut: the ledger up to the amendment.

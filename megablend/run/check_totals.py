@@ -1,5 +1,5 @@
-"""Checks that refuse blends in which a source gets no samples, or more than its caps allow. The
-errors name a blend or a length that would be accepted."""
+"""Refuse blends in which a source gets no samples, or more samples than its caps allow. The errors
+name a blend or a length that would be accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megablend.run.compile import Compiled
 from megablend.run.config_stages import RequestedStage
 
 SHOWN = 5
-"""Number of sources that a message lists at most."""
+"""Maximum number of sources that a message lists."""
 
 
 def check_limits(compiled: Compiled) -> None:
@@ -35,8 +35,8 @@ def check_limits(compiled: Compiled) -> None:
 
 
 def _check_only_stage(compiled: Compiled) -> None:
-    """Check a run of one stage. Raises: PlanError that names the source, its numbers, the longest
-    run that fits the caps of all sources, and the nearest blend that fits."""
+    """Check a run of one stage. Raises: PlanError that names the source, its numbers of samples,
+    the longest run that fits the caps of all sources, and the nearest blend that fits."""
     config = compiled.config
     split = compiled.split
     sources = compiled.sources
@@ -84,8 +84,8 @@ def _check_stages(compiled: Compiled) -> None:
             )
     for part in plan.stages:
         is_drain = part.number + 1 < len(starts) and part.start >= starts[part.number + 1]
-        # A drain reads what earlier stages have begun, as far as their caps allowed; only one with
-        # a length of its own reads further
+        # A drain reads what earlier stages have begun, as far as their caps allowed. Only a drain
+        # whose length was set reads further
         if not is_drain or compiled.stage_at(part.start).drain is not None:
             _check_caps(
                 compiled,
@@ -145,8 +145,8 @@ def _check_caps(
 def _advise_longer(
     config: Config, split: str, needed: int, longest: int | None, tokens: int
 ) -> str:
-    """Say how to give every source at least one sample, which takes `needed` samples, if the caps
-    allow as many."""
+    """Return advice on how to give every source at least one sample, which takes `needed` samples,
+    more than the caps may allow."""
     remedy = "give the source a larger share, or a share of 0"
     if needed > MAX_SAMPLES:
         return (

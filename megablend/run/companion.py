@@ -1,10 +1,10 @@
-"""The companion of a run's ledger: a file with what the config requested, and the plan, so that
-opening the run computes neither.
+"""The companion of a run's ledger: a file that stores what the config requested, and the plan, so
+that opening the run has to compute neither.
 
-A companion is named by the ledger's chain and the config's request, and stored with the splits of
-the run's last snapshot. It holds nothing that they and the index do not imply: if it is missing,
-damaged or of another ledger, the config is compiled, and the companion written again. The trees of
-sources, and what remains of periods after cuts, are not stored, but computed when a stage is
+A companion is named after the ledger's chain and the config's request, and stored with the splits
+of the run's last snapshot. It contains nothing that cannot be computed from these: if the file is
+missing, damaged or of another ledger, the config is compiled, and the file is written again. The
+trees of sources, and the rest of periods after cuts, are not stored, but computed when a stage is
 needed.
 
 The file: checksum (16 bytes), size of the head in bytes (8), head (JSON), arrays (int64).
@@ -41,9 +41,10 @@ from megablend.system.safe_open import read_regular
 _LAYOUT = "companion 1"
 """Version of the file's layout; part of the digest that names the file."""
 _DIGEST = 16
-"""Bytes of the checksum."""
+"""Size of the checksum in bytes."""
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ZeroDivisionError)
-"""Errors of parsing a file that another program wrote, although its checksum is right."""
+"""Errors that parsing may raise if another program wrote the file, although its checksum is
+right."""
 _NUMBERS = ("first_sample", "seed", "lanes", "shuffle_window", "sample_tokens")
 """Fields of a StageRequest that are integers."""
 _ARRAYS = ("totals", "first_tokens", "cycles", "epoch_tokens")
@@ -82,7 +83,7 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
         cache: folder of the cache.
         request: see `Ledger.request`.
 
-    Returns: None if it is missing, damaged, not readable, or does not belong to the ledger.
+    Returns: None if the file is missing, damaged, not readable, or does not belong to the ledger.
     """
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
@@ -142,7 +143,8 @@ def _path(cache: Path, ledger: Ledger, request: str) -> Path:
 
 
 def _checksum(data: bytes | memoryview, name: str) -> bytes:
-    """Return a checksum of the data and the file's name, so that no file passes for another."""
+    """Return a checksum of the data and of the file's name, so that a renamed file is not
+    accepted."""
     key = hashlib.blake2b(name.encode(), digest_size=64).digest()
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST).digest()
 
@@ -167,7 +169,8 @@ class _Pool:
         self._numbers = dict[bytes, int]()
 
     def add(self, array: Int64s | None) -> int | None:
-        """Store an array unless there is an equal one, and return its number; None for None."""
+        """Store an array, unless an equal one is stored already, and return its number; return None
+        for None."""
         if array is None:
             return None
         data = array.tobytes()

@@ -1,5 +1,5 @@
-"""The stages that a config requests of a blended split: their settings, shares, and where they
-begin and end, in samples."""
+"""The stages that a config requests of a blended split: their settings, their shares, and the
+samples at which they begin and end."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ class RequestedSchedule(NamedTuple):
     steps: int
     """Maximum number of steps of the schedule."""
     start: tuple[Fraction, ...]
-    """[num_sources], sum 1: the shares of the previous stage."""
+    """[num_sources], sum 1: the shares of the previous stage, from which the shares change."""
 
 
 CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
-"""Counts what stages, and a drain after them, read before a stage with given settings."""
+"""A function that counts what stages, and a drain after them, read before a stage with given
+settings."""
 
 
 class Drain(NamedTuple):
-    """What is known in advance of the drain before a stage: its length, or the multiple at which it
-    ends."""
+    """What is known in advance about the drain before a stage: its length, or a number of samples
+    of which its end is a multiple."""
 
     samples: int | None
     """See `Stage.drain`."""
     unit: int | None = None
-    """The drain ends at a multiple of this many samples; None if its length is known, or is what
-    earlier stages have left."""
+    """The drain ends at a multiple of this many samples. None if its length is known, or if it
+    reads exactly what earlier stages have left."""
     whole_epochs: bool | None = None
-    """See `Stage.whole_epochs`, of the stage after the drain; None if that is not committed."""
+    """See `Stage.whole_epochs`; this is the value for the stage after the drain, or None if that
+    stage is not committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class RequestedStage:
     """The `weights` before `on_exhausted: redistribute` changes them."""
     start: int
     end: int
-    """Sample numbers of the run, [start, end)."""
+    """The stage consists of the samples [start, end) of the run."""
     first: int
     """The first sample in the stage's own settings: after `start` if a drain comes first; see
     `plan_stages`."""

@@ -1,8 +1,8 @@
-"""The steps and lanes that fit a run: steps fit if no batch has samples of two lengths or masks, or
-samples that are skipped; lanes fit if no two processes read the same lane.
+"""Find out which steps and numbers of lanes fit a run. Steps fit if no batch contains samples of
+two lengths or masks, or samples that are skipped. Lanes fit if no two processes read the same lane.
 
-A step is what all data-parallel ranks read at once. Steps are counted from the position at which
-training starts, so whether they fit also depends on it.
+A step is what all data-parallel ranks read at the same time. Steps are counted from the position at
+which training starts, so whether they fit also depends on that position.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from megablend.run.skips import Skips
 
 
 def fitting_unit(run: Run) -> int | None:
-    """Return the number that the samples of a step must divide so that the length and the masks of
-    samples change only between steps, counted from sample 0; None if they never change."""
+    """Return the number that must be divisible by the number of samples in a step, so that the
+    length and the masks of samples change only between steps, counted from sample 0; None if they
+    never change."""
     return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
-    """Return why steps from sample `first` on do not fit, and which steps would; None if they do.
+    """Return why steps from sample `first` on do not fit, and which steps would fit; None if they
+    do.
 
     Args:
-        step_samples: micro batch x data-parallel size.
+        step_samples: number of samples in a step: micro batch x data-parallel size.
     """
     # Where a step has to end: where the length or the masks change, and where a skipped range begins
     changes = {section.stop for section in run.sections[:-1]}
@@ -44,7 +46,7 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
 
 
 def _describe_unfit_skip(start: int, skip_start: int, skip_stop: int, step_samples: int) -> str:
-    """Return the message that steps from sample `start` on reach into a skipped range."""
+    """Return a message which says that steps from sample `start` on reach into a skipped range."""
     # `skip` rounds to steps that are counted from sample 0
     skip_again = ""
     if start % step_samples == 0:
@@ -56,8 +58,8 @@ def _describe_unfit_skip(start: int, skip_start: int, skip_stop: int, step_sampl
 
 
 def _describe_unfit_change(run: Run, start: int, end: int, step_samples: int) -> str:
-    """Return the message that no step from sample `start` on ends at `end`, where the length or the
-    masks of samples change."""
+    """Return a message which says that no step from sample `start` on ends at `end`, where the
+    length or the masks of samples change."""
     rest = (end - start) % step_samples
     nearest = end - rest
     if 2 * rest > step_samples or nearest <= start:
@@ -99,7 +101,7 @@ def fitting_lanes(
 def unfit_lanes(
     lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> str | None:
-    """Say why a number of lanes does not fit and which one does; None if it fits."""
+    """Return why a number of lanes does not fit, and which number would; None if it fits."""
     fitting = fitting_lanes(
         lanes,
         micro_batch_size=micro_batch_size,

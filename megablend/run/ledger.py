@@ -23,13 +23,13 @@ class Ledger:
 
     run: str
     stages: tuple[Stage, ...]
-    """At least one; their ends increase."""
+    """The stages, at least one, in order; their ends increase."""
     request: str | None = dataclasses.field(default=None, compare=False)
     """`Config.request_digest` of the last build's config; None if it is not known, and for splits
     other than train."""
     skips: int | None = dataclasses.field(default=None, compare=False)
-    """Number of skipped ranges of samples that the ledger's record states; None if it states none,
-    or the ledger was not loaded."""
+    """Number of skipped ranges of samples according to the ledger's record. None if the record does
+    not contain the number, or if the ledger was not loaded."""
     stored_digests: InitVar[tuple[str, ...] | None] = None
     """`digests`, if they are known and need not be computed."""
 
@@ -162,8 +162,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
-        """Return the stages that end after a sample. A stage that began before the sample is listed
-        without the settings of a stage's start (`drain`, `whole_epochs`)."""
+        """Return the stages that end after a sample. A stage that began before the sample is
+        returned without the settings that only apply to its start (`drain`, `whole_epochs`)."""
         return [
             stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
             for stage, start in zip(self.stages, self.starts, strict=True)
@@ -240,11 +240,10 @@ class Ledger:
         )
 
     def _explain_amending(self, reason: str) -> str:
-        """Return a hint on how to make the change by an amendment; empty if no amendment can make
-        it.
+        """Return a hint on how to make a change by an amendment; empty if no amendment can make it.
 
         Args:
-            reason: as `describe_difference` returns it; begins with the name of the setting.
+            reason: the result of `describe_difference`; it begins with the name of the setting.
         """
         setting = reason.partition(" ")[0]
         if setting not in ("share", "lanes", "shuffle_window", "sequence_length"):

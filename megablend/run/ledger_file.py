@@ -1,5 +1,5 @@
-"""Load and save ledgers: records of the cache (`runs/<name>.json` in a folder), which are replaced
-atomically. `ledger_format` makes their text; this module parses it."""
+"""Load and save ledgers. A ledger is a record of the cache (`runs/<name>.json` in a folder), which
+is replaced atomically. This module parses the text of records; `ledger_format` makes it."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ PLAN_VERSION = 2
 store none and have version 1, in which a lane's run of consecutive ordinals does not end at a
 source's epoch end, so that the next epoch begins early."""
 LANES = "lanes"
-"""The interleaving of blends that do not name one."""
+"""The interleaving of blends in whose records none is named."""
 _PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
-"""Names under which orders are stored, if they are called otherwise now."""
+"""For each order that has been renamed: its name -> the name under which it is stored."""
 _SEAL = re.compile(r',\s*"skips": ([0-9]{1,9}),\s*"checksum": "([0-9a-f]{32})"\s*}\s*$')
 _SEAL_CHARACTERS = 200
-"""An upper bound on the characters of a seal, which is searched for only at the end of a ledger,
-since that may have millions."""
+"""Upper bound on the number of characters of a seal. The seal is searched for only at the end of a
+ledger's text, since the text may have millions of characters."""
 
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
@@ -214,8 +214,8 @@ def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -
 
 
 def seal_ledger(text: str, skips: int) -> str:
-    """Return the text of a ledger with a seal: the number of ranges that the run skips, which is
-    not part of its chain, and a checksum of the whole text."""
+    """Append a seal to a ledger's text: the number of ranges that the run skips, which is not part
+    of the chain of digests, and a checksum of the whole text."""
     body = text.rstrip().removesuffix("}").rstrip()
     checksum = hex_digest(f"{skips}\n{body}")
     return f'{body},\n"skips": {skips},\n"checksum": "{checksum}"}}\n'

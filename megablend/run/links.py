@@ -1,5 +1,5 @@
-"""The chain of a run's stages as states store it: a link for each stage, with the stage's end and
-the plan's digest after it."""
+"""The chain of a run's stages, as states store it. It has a link for each stage: the end of the
+stage and the digest of the plan up to this end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """A stage as the chain names it."""
+    """An item of the chain, which identifies a stage and all stages before it."""
 
     end: int
     """Number of the sample after the stage's last one, as it was planned."""
@@ -28,8 +28,8 @@ class Link(NamedTuple):
         return self.end if self.cut is None else self.cut
 
     def to_list(self) -> list[int | str | None]:
-        """Return the link as states store it: end and digest, and cut, drain and `whole_epochs` up
-        to the last one that the stage has."""
+        """Return the link as states store it: end and digest, then cut, drain and `whole_epochs`.
+        Values at the end of the list that the stage does not have are left out."""
         if self.whole_epochs:
             return [self.end, self.digest, self.cut, self.drain, self.whole_epochs]
         if self.drain is not None:
@@ -49,7 +49,8 @@ class Parting(NamedTuple):
 
 
 def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
-    """Find where two chains diverge; None if one of them is the beginning of the other."""
+    """Find the point at which two chains diverge; return None if one chain is a prefix of the
+    other."""
     start = 0
     for x, y in zip(a, b, strict=False):
         if (x.end, x.digest) != (y.end, y.digest):
@@ -61,7 +62,8 @@ def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
 
 
 def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
-    """Count the first samples that two chains certainly have in common."""
+    """Return the number of samples, from the first one on, that two chains certainly have in
+    common."""
     parting = find_parting(a, b)
     return min(a[-1].stop, b[-1].stop) if parting is None else parting.sample
 

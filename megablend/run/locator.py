@@ -1,4 +1,5 @@
-"""Convert the positions of samples in their sources to ranges of tokens of blocks."""
+"""Find the blocks in which the tokens of samples are stored, given the samples' positions in their
+sources."""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ class Reading(NamedTuple):
     first_block: int
     """See SplitData."""
     extra: int = 0
-    """Tokens after `stop` that are also read here: the extra one of the sample that ends there, if
-    that sample comes before the stage with which the files changed."""
+    """Number of tokens after `stop` that this reading also reads: the extra token of the sample
+    that ends at `stop`, if that sample comes before the stage in which the files changed."""
     extra_before: int = 0
-    """`extra` of the previous reading, which reads this many tokens from `position` on."""
+    """`extra` of the previous reading, which therefore reads this many tokens from `position`
+    on."""
     listed: ListedSource | None = None
     """The argument for `locate_ranges`, if this is the source's only reading, and reads one range
     of blocks in an order that lists them; otherwise None."""
@@ -58,8 +60,8 @@ class Reading(NamedTuple):
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """Convert a range of stored tokens of `blocks` to the range that `order` counts, without
-        withdrawn files; empty if all of it was withdrawn."""
+        """Convert a range of stored tokens of `blocks` to the range that `order` counts, which is
+        without withdrawn files. The result is empty if all tokens of the range were withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
@@ -74,8 +76,8 @@ class Reading(NamedTuple):
         return range(first // tokens, -(-stop // tokens))
 
     def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
-        """Find where an epoch reads stored tokens [start, stop), as `order` counts them. Positions
-        are those of the source, over all readings."""
+        """Return the positions at which an epoch reads the stored tokens [start, stop), which are
+        counted as `order` counts them. Positions are those of the source, over all readings."""
         placed = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
         starts = np.maximum(placed.starts - self.shift, self.position)
         stops = np.minimum(placed.stops - self.shift, self.stop + self.extra)

@@ -1,5 +1,5 @@
-"""Open the blocks of the snapshots that a run reads, and check whether these snapshots are what a
-config requests."""
+"""Open the blocks of the snapshots that a run reads, and check that these snapshots fit the
+config."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _ORDER_REMEDY = (
 
 
 class Misfit(NamedTuple):
-    """Why a snapshot is not what a config requests."""
+    """A description of why a snapshot does not fit a config."""
 
     problem: str
-    """A relative clause that says how the snapshot differs."""
+    """A relative clause, for a message, that says how the snapshot differs."""
     remedy: str = ""
-    """The remedy for a run that keeps the snapshot; begins with a semicolon."""
+    """What to do if the run keeps the snapshot, as the end of a message; begins with a
+    semicolon."""
 
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
@@ -163,10 +164,11 @@ def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
 def find_misfit(
     config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
-    """Describe the first of the named sources that the snapshot lacks or has indexed with other
-    options; None if there is none.
+    """Return why the first of the named sources does not fit a snapshot: the snapshot lacks it, or
+    indexed it with other options. Return None if all fit.
 
-    Of thousands of sources most are requested and indexed alike: of these, one is checked for all.
+    If there are thousands of sources, most of them are requested and indexed in the same way; only
+    one of these is checked.
 
     Args:
         number: as for `open_block_store`.

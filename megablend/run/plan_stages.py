@@ -21,11 +21,11 @@ from megablend.errors import PlanError
 from megablend.run.stage import Blend, Stage
 
 TokensByIndex = Mapping[str, Sequence[int]]
-"""Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 if
-the snapshot lacks the source."""
+"""For each snapshot of the index, by its digest: the number of tokens per epoch of each source,
+[num_sources]; 0 if the snapshot lacks the source."""
 Step = tuple[int, Int64s]
-"""The sample number of the run at which a step ends; and the samples of each source in the step,
-int64 [num_sources]."""
+"""A step of a stage: the sample number of the run at which the step ends, and the number of samples
+of each source in the step, int64 [num_sources]."""
 
 
 def plan_stages(
@@ -180,13 +180,14 @@ class _Planner:
         return self._find_shares(stage, without) != self._find_shares(stage, whole)
 
     def _count_left(self) -> Int64s:
-        """Return the samples of each source that were begun but not read: int64 [num_sources]."""
+        """Return the number of samples of each source that were begun but not read (int64
+        [num_sources])."""
         left: Int64s = np.maximum(0, self.samples_begun - self.samples_read)
         return left
 
     def _find_begun_tokens(self) -> Int64s:
-        """Return the position at which the samples of each source that stages have begun end: int64
-        [num_sources]."""
+        """Return the position in each source at which the samples that stages have begun end (int64
+        [num_sources])."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
         begun: Int64s = self.tokens_read + self._count_left() * step
         return begun
@@ -197,7 +198,7 @@ class _Planner:
         return gone
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
-        """Plan a step of a stage, and count what it reads. Args: as for `_plan_step`."""
+        """Plan a step of a stage, and count what it reads. For the arguments, see `_plan_step`."""
         request = self._make_request(stage.blend, _pad(totals, len(self.samples_read)))
         self._check_dropped(stage, request.totals)
         part = _plan_step(stage, request, self.tokens_read, end, number)
@@ -257,8 +258,8 @@ class _Planner:
         return drain_length(shares, left.tolist(), self.start, unit) or None
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
-        """Return the shares with which a stage stopped, [num_sources]; 0 for sources that lose
-        files, of which no further samples may be begun."""
+        """Return the shares that a stage had at its end, [num_sources]. The share is 0 for a source
+        that loses files, since no further samples of it may be begun."""
         totals = self.planned[-1].request.totals
         shares = list(stage.blend.shares)
         if stage.blend.schedule is not None:  # its last step's shares are known by the totals only
@@ -301,7 +302,7 @@ class _Planner:
         return bool((lost & (begun > self.tokens_read)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
-        """Return the request of a stage for samples of each source, `totals` int64 [num_sources].
+        """Make the request of a stage for `totals` samples of its sources (int64 [num_sources]).
         Raises: PlanError if the positions that it reaches do not fit into 64 bits."""
         places, tokens = self.epochs.place(self.tokens_read)
         check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
@@ -320,15 +321,15 @@ class _Planner:
 
 
 def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
-    """Extend values of a stage's sources, int64 [n], by `value` for each source that comes with a
-    later stage: int64 [num_sources]."""
+    """Extend an array with values of a stage's sources, int64 [n], by `value` for each source that
+    is added in a later stage (int64 [num_sources])."""
     missing = num_sources - len(values)
     return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
 
 def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
-    """Group neighbouring stages of one blend and one snapshot. A stage that was cut is the last of
-    its group, and one with a schedule is alone."""
+    """Group consecutive stages that have the same blend and snapshot. A stage that was cut is the
+    last of its group, and a stage with a schedule is a group of its own."""
     group = list[Stage]()
     for stage in stages:
         changes = bool(group) and (group[-1].index, group[-1].blend) != (stage.index, stage.blend)

@@ -1,4 +1,5 @@
-"""One split of a run: what its ledger has fixed, and the plan and orders that locate samples.
+"""One split of a run: the settings that its ledger fixes, and the plan and orders that locate
+samples.
 
 No array here is as long as the run. Apart from the split ranges, nothing is computed for a source
 before it is used.
@@ -42,7 +43,7 @@ class Section(NamedTuple):
 
     @property
     def sample_tokens(self) -> int:
-        """Tokens of a sample, including the extra one."""
+        """Number of tokens of a sample, including the extra one."""
         return self.sequence_length + self.add_extra_token_to_sequence
 
 
@@ -53,12 +54,12 @@ class Run:
     split: str
     """train, valid or test."""
     ledger: Ledger
-    """The committed ledger for train; valid and test have ledgers of their own, with the run's plan
-    version."""
+    """The ledger of the split. For train this is the committed ledger; valid and test have ledgers
+    of their own, with the run's plan version."""
     store: BlockStore
     data: SplitSources
     plan: StagesPlan
-    """Sample number -> (source, ordinal)."""
+    """The plan, which maps the number of a sample to (source, ordinal)."""
     runtime: Runtime
     starts: tuple[int, ...] = (0,)
     """The first sample of each stage that the config lists, from which its masks apply."""
@@ -71,8 +72,8 @@ class Run:
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The parts of the run between which the length of samples or a mask changes: in order, at
-        least one."""
+        """The sections of the run, in order, at least one. The length of samples, or a mask,
+        changes from each section to the next."""
         masks = self.runtime.stage_masks if self.split == "train" else ()
         starts = self.starts if masks else (0,)
         masks = masks or (self.runtime.masks,)
@@ -118,7 +119,7 @@ class Run:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a sample, without the extra one."""
+        """Number of tokens of a sample, without the extra one."""
         return self.settings.sequence_length
 
     @property
@@ -177,8 +178,8 @@ class Run:
     def locate_spans(
         self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
     ) -> Spans:
-        """Locate the stored tokens of samples (sources int32 [n], ordinals int64 [n]); see
-        `Locator.locate_tokens`."""
+        """Find where the tokens of samples are stored (`sources`: int32 [n]; `ordinals`: int64
+        [n]); see `Locator.locate_tokens`."""
         starts, steps = self.plan.token_ranges(sources, ordinals)
         return self.locator.locate_tokens(sources, starts, steps + self.extra_token)
 

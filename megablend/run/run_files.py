@@ -13,7 +13,7 @@ from megablend.index.verify.check_files import files_of
 from megablend.run.run import Run
 
 _BATCH = 1 << 16
-"""Samples of a drain that are located by one call."""
+"""Number of samples of a drain that are located by one call."""
 
 
 class RunFile(NamedTuple):

@@ -40,7 +40,7 @@ class Skips:
     """Ranges [start, stop), ascending; no two touch or overlap."""
 
     def add(self, start: int, stop: int) -> Skips:
-        """Return a copy that also has the range [start, stop); ranges that touch or overlap are
+        """Return a copy that also skips the range [start, stop). Ranges that touch or overlap are
         merged."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted([*self.ranges, (start, stop)]):
@@ -71,8 +71,8 @@ class Skips:
         return position - num_skipped
 
     def containing(self, position: int) -> tuple[int, int] | None:
-        """Return the range [start, stop) that has samples both before and from `position` on; None
-        if there is none, so that a run can continue at `position`."""
+        """Return the skipped range [start, stop) in which `position` lies, but not at its start;
+        None if there is no such range, so that a run can continue at `position`."""
         for start, stop in self.ranges:
             if start < position < stop:
                 return start, stop

@@ -1,5 +1,5 @@
-"""The blocks of a source in the snapshots of a run, and what is left of its epochs when files are
-withdrawn."""
+"""The blocks of a source in the snapshots of a run, and how much of the source's epochs is left
+after files are withdrawn."""
 
 from __future__ import annotations
 

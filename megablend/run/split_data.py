@@ -50,8 +50,8 @@ class SplitSources:
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Tokens of each source in this split, including end-of-document tokens, in the last
-        snapshot that has it."""
+        """Number of tokens of each source in this split, including end-of-document tokens, in the
+        last snapshot that has the source."""
         tokens: list[int] = self.parts["tokens"].tolist()
         return tokens
 

@@ -64,7 +64,7 @@ class Blend:
     Defaults are those of unblended splits."""
 
     split: str
-    """Name and fractions, such as `train of 1,0,0`."""
+    """The split's name and the fractions of all splits, such as `train of 1,0,0`."""
     sequence_length: int
     add_extra_token_to_sequence: bool
     sources: tuple[SourceShare, ...]
@@ -77,7 +77,7 @@ class Blend:
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1
-    """Samples per lane in a cycle."""
+    """Number of samples per lane in a cycle."""
     schedule: Schedule | None = None
     """How the shares change to those of `sources`; None if they are constant."""
 

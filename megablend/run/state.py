@@ -1,5 +1,5 @@
-"""The state stored in a checkpoint: one integer, and the digests of the index and plan that it
-refers to.
+"""The state of a loader that a checkpoint stores: a position in the run as one integer, and the
+digests of the index and of the plan that the position belongs to.
 
 It takes less than 1 KB of JSON, and at most 60 bytes more for each further stage. It does not
 depend on world size, workers and micro batch.
@@ -89,8 +89,8 @@ class State:
         return parsed
 
     def reads_other(self, indices: Sequence[str]) -> bool:
-        """Return whether one of the state's snapshots differs from the one at the same place in
-        `indices`."""
+        """Return whether one of the state's snapshots differs from the snapshot at the same index
+        in `indices`."""
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
     def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
