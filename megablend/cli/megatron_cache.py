@@ -116,7 +116,7 @@ class _MegatronCommand(Command):
                 raise click.UsageError(f"{name}: {_EXPLAINED[name]}")
             if _OTHER_DATASETS.match(name):
                 raise click.UsageError(
-                    f"{name}: only the cache of GPTDataset is built; Megatron builds those of "
+                    f"{name}: this command builds only the cache of GPTDataset; Megatron builds those of "
                     "other datasets when training starts"
                 )
         repeatable = [

@@ -113,7 +113,8 @@ def _expand_urls(location: str, base: Path, place: str) -> list[str]:
 
 
 def _take_query(location: str, urls: dict[str, str]) -> str:
-    """Return a location without the query string of its URL. The query is recorded in `urls`."""
+    """Return a location without its query string; if it is a web URL, record the query in `urls`.
+    Raises: ConfigError if `urls` has another query for the same URL."""
     if not is_web(location):
         return location
     plain, query = split_query(location)

@@ -224,8 +224,8 @@ def check_units(split: str, sources: Sequence[Source]) -> None:
     for i, (source, unit) in enumerate(zip(sources, units, strict=True)):
         if unit is None:
             raise ValueError(
-                f"sources.{split}[{i}]: {source.name!r} has no share; expected one of {', '.join(UNITS)}, the same for all "
-                "sources"
+                f"sources.{split}[{i}]: {source.name!r} has no share; expected exactly one of {', '.join(UNITS)}, the same for "
+                "all sources"
             )
     for i, unit in enumerate(units):
         if unit != units[0]:

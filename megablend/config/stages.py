@@ -209,8 +209,8 @@ def check_listed(
         if i == 0 and (stage.from_ is not None or stage.drain is not None):
             key = "from" if stage.from_ is not None else "drain"
             raise ValueError(
-                f"stages[0]: found `{key}`, but the first stage begins at sample 0; list the stage that it cuts "
-                f"short before it, or remove `{key}`"
+                f"stages[0]: found `{key}`, but the first stage begins at sample 0 and has no earlier stage to cut "
+                f"short; list the earlier stage before this one, or remove `{key}`"
             )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"

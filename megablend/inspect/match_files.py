@@ -102,7 +102,8 @@ def _check_is_one_path(file: str, paths: Sequence[str], run: Run) -> None:
             f"/{file}".endswith(f"/{each[0].text}") for each in group_by_folder(indexed).values()
         ):
             raise ConfigError(
-                f"{file}: is a text file, whose rows are not known; give --line, --byte or --key of one of its documents"
+                f"{file}: is a text file, which can only be searched by document; give --line, --byte or --key of one of "
+                "its documents"
             )
         raise ConfigError(
             f"{file}: index {snapshot.digest} has no file with this path, or with a path that ends in it; `megablend describe` "

@@ -177,8 +177,8 @@ def _check_step(step: int, batch: int, num_trained: int, dataset: Dataset) -> in
     num_steps = num_trained // batch
     if num_steps == 0:
         raise ConfigError(
-            f"found a step of {batch:,} samples, expected at most {num_trained:,}, all that {split} has; choose a "
-            "smaller batch"
+            f"a step of {batch:,} samples is larger than {split}, which has {num_trained:,} samples that are not "
+            "skipped; choose a smaller batch size"
         )
     step = whole_number("step", step)
     if not 0 <= step < num_steps:

@@ -22,8 +22,9 @@ from megablend.run.run import Run
 def list_stored_ranges(
     run: Run, source: int, files: Sequence[int], row: int | None
 ) -> list[range | None]:
-    """Return the stored tokens of a file, or of one of its rows, as a range for each of the
-    source's readings; None if the reading's snapshot does not have the file.
+    """For each of the source's readings (see `locator.Reading`), return the range of positions that
+    a file, or one of its rows, has among the stored tokens of the split; None if the reading's
+    snapshot does not have the file.
 
     Args:
         files: the numbers of the file in the run's index, one for each snapshot that has it.
@@ -52,8 +53,8 @@ def find_stored_range(
     row: int | None,
     read: Callable[[int], DecodedBlock],
 ) -> range:
-    """Return the stored tokens of a file or of one of its rows as a range, which is empty if none
-    of them is in the split.
+    """Return the range of positions that a file, or one of its rows, has among the stored tokens of
+    the split; it is empty if the split has none of them.
 
     Args:
         store, blocks, entry: all of one snapshot of the index.

@@ -201,7 +201,7 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
     there is no such run."""
     _check_exists(store, run)
     with translate_os_errors(store.folder), store.hold():
-        _check_exists(store, run)  # another process may have been faster
+        _check_exists(store, run)  # another process may have removed it since
         yield store
 
 

@@ -65,8 +65,8 @@ def open_dataset(
         )
     if split != "train" and consumed_samples:
         raise ConfigError(
-            f"found consumed_samples={consumed_samples} for {split}, whose order the cache does not record; pass state= with "
-            "what state_dict() returned"
+            f"found consumed_samples={consumed_samples} for {split}, whose order the cache does not record; pass the saved "
+            "state, from state_dict(), as state="
         )
     parsed = None if state is None else State.from_dict(state)
     if config is None:

@@ -25,7 +25,7 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
     Args:
         ledger: the run's ledger as it was committed; None before its first build.
 
-    Raises: ConfigError, which lists the possible settings of `documents`.
+    Raises: ConfigError, which lists the possible values of `documents`.
     """
     known = set[str]() if ledger is None else {source.name for source in ledger.blend.sources}
     for entry in _list_entries(config, snapshot):

@@ -398,7 +398,8 @@ def _plan_step(
     length = stage.cut - request.first_sample
     if kind.find_tails is None:
         raise PlanError(
-            f"a stage with interleaving {name!r} cannot be cut; begin the next stage where a stage ends"
+            f"a stage with interleaving {name!r} cannot be cut short at sample {stage.cut:,}; begin the next stage "
+            f"where this one ends, at sample {stage.end:,}"
         )
     plan = kind.plan(request)
     possible = kind.round_up(plan, max(1, length))

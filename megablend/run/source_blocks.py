@@ -50,7 +50,8 @@ class SplitData:
         return has_source
 
     def ranges(self, source: int) -> Ranges:
-        """Return the documents of a source, which the snapshot must have, in the split."""
+        """Return the ranges of a source's documents that belong to the split. The snapshot must have
+        the source."""
         return self.splits.ranges(int(self.numbers[source]), self.column)
 
 

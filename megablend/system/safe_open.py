@@ -37,7 +37,7 @@ def open_regular(path: Path | str) -> BinaryIO:
     os.close(fd)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.ENXIO, "a pipe, socket or device instead of a file", str(path))
+    raise OSError(errno.ENXIO, "not a regular file (it is a pipe, socket or device)", str(path))
 
 
 def read_regular(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:

@@ -51,7 +51,7 @@ def test_steps_that_there_are_not(tmp_path: Path) -> None:
     ):
         megablend.show_step(config, 25, **sizes)
     with pytest.raises(
-        ConfigError, match="found a step of 1,000 samples, expected at most 200, all that train has"
+        ConfigError, match="a step of 1,000 samples is larger than train, which has 200 samples"
     ):
         megablend.show_step(config, 0, micro_batch_size=1000)
     with pytest.raises(ConfigError, match="found rank 2, expected 0 to 1"):

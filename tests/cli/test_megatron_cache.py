@@ -254,7 +254,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(
             ["--train-data-path", "a", "--data-path", "b"],
             r"data: found --data-path and --train-data-path",
         ),
-        ([], r"data: found none; expected one of --data-path"),
+        ([], r"data: found none; expected exactly one of --data-path"),
         (["--data-args-path", "/nowhere"], r"/nowhere: cannot be read"),
         (
             ["--data-path", "a", "--split", ""],

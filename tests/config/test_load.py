@@ -145,7 +145,7 @@ BAD = [
         "",
         11,
         "sources[0]",
-        "'stdlib' has no share; expected one of weight, tokens, samples, epochs",
+        "'stdlib' has no share; expected exactly one of weight, tokens, samples, epochs",
     ),
     ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "duplicate key; keep one"),
     (

@@ -123,7 +123,7 @@ def test_a_byte_of_a_line_without_a_document_is_in_none(tmp_path: Path, suffix: 
             if row in (rows[0], rows[3]):
                 assert find(config, "a.jsonl" + suffix, byte=byte).found
             else:
-                with pytest.raises(ConfigError, match=f"has no document at byte {byte}"):
+                with pytest.raises(ConfigError, match=f"there is no document at byte {byte}"):
                     find(config, "a.jsonl" + suffix, byte=byte)
         at += len(row) + 1
 
@@ -144,7 +144,7 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
     assert run("find", path, "a.jsonl", "--key", "k20").returncode == 0
     for place in ("a.jsonl", f"{tmp_path}/data/a.jsonl:{line}"):
         without = run("find", path, place)
-        assert "is a text file, whose rows are not known; give --line" in without.stderr
+        assert "which can only be searched by document; give --line" in without.stderr
     for two in ({"line": line, "byte": 0}, {"row": 0, "key": "k20"}):
         with pytest.raises(
             ConfigError, match="found 2 of row, line, byte and key, expected at most one"
@@ -152,7 +152,7 @@ def test_by_key_and_by_the_command(tmp_path: Path) -> None:
             find(config, "a.jsonl", **two)
     missing = run("find", path, "a.jsonl", "--key", "none")
     assert missing.returncode == 2
-    assert "has no document at key 'none'" in missing.stderr
+    assert "there is no document at key 'none'" in missing.stderr
     assert "give only one of" in run("find", path, "a.jsonl", "--key", "x", "--line", 3).stderr
     blank = run("find", path, "a.jsonl", "--line", 6)
     assert "there is no document at line 6: the line is blank" in blank.stderr

@@ -3,7 +3,7 @@ files of the folder with their checksums.
 
 A chain is `0000.json`, `0001.json` ...: the last version is current. Each version is created once
 and never changed. A process creates the version after the one that it has read; if another process
-was faster, the store refuses. Versions are not removed, so that a number is never used twice: a
+was first, the store refuses. Versions are not removed, so that a number is never used twice: a
 removal is one more version, without content.
 """
 
@@ -72,7 +72,7 @@ class Chain:
         """Create the version that follows version number `after`, which is -1 for the first
         version.
 
-        Returns: whether the version has this content; False if another process was faster.
+        Returns: whether the version has this content; False if another process was first.
         """
         record = {
             "format_version": FORMAT_VERSION,

@@ -153,7 +153,7 @@ class Folders:
                 # Another process removed some objects before they were committed: upload all again
                 uploaded = {}
                 uploaded_replaced = self._upload(folder, upload, replaced)
-            # Otherwise another build was faster: its commit may have files that can be reused
+            # Otherwise another build was first: its commit may have files that can be reused
         # A damaged copy of an earlier commit may have the sizes of this one
         self.fetch(folder, is_fresh=reused is None)
         return reused is None

@@ -186,8 +186,8 @@ def _from_parts(parts: Mapping[int, Bytes], body: int) -> Fetch:
 
 
 def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
-    """See Format.list_ranges. Batches that are not fetched whole have ranges of 1 byte, at which
-    their messages begin: only the messages contain the positions of the column's buffers."""
+    """See Format.list_ranges. For a batch that is not fetched whole, the range is only the first
+    byte of its message: where the column's buffers are is known only from the message."""
     sizes = stops() - blocks["offset"]
     sizes = np.where(_are_whole(blocks, sizes), sizes, 1)
     return [_one_per_block(path, blocks["offset"], sizes)]

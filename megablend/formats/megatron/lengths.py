@@ -52,7 +52,7 @@ class LengthReader:
             self._digests = None
             if idx_bytes > WHOLE_BYTES:
                 LOG.warning(
-                    "%s: the cache has no digests of its parts, so every process reads all %d bytes; run "
+                    "%s: the cache has no digests of the parts of this file, so every process reads all %d bytes of it; run "
                     "`megablend build CONFIG` to add them",
                     path,
                     idx_bytes,
@@ -71,7 +71,8 @@ class LengthReader:
         if self._digests is not None:
             if len(self._digests) != num_groups:
                 raise self._changed(
-                    f"has {num_groups} groups of lengths, but had {len(self._digests)}"
+                    f"has {self.num_sequences:,} sequences, whose lengths take {num_groups} digests (one per "
+                    f"{GROUP_BYTES >> 10} KiB), but there were {len(self._digests)}"
                 )
             first_group = storage.read(path, 0, min(GROUP_BYTES, self._end))
             self._check(0, np.frombuffer(first_group, np.uint8))

@@ -1,8 +1,8 @@
-"""Extra columns: columns with a number for each token of a source, such as loss weights.
+"""Extra columns: columns with a value for each token of a source, such as loss weights.
 
-An extra column has blocks of its own in the index. A column of lists has as many numbers in each
-row as the row has tokens: the n-th token of a source has the column's n-th number. A flat column
-has one number per row, for all tokens of the row. Either way, the numbers for a block of tokens are
+An extra column has blocks of its own in the index. A column of lists has as many values in each
+row as the row has tokens: the n-th token of a source has the column's n-th value. A flat column
+has one value per row, for all tokens of the row. Either way, the values for a block of tokens are
 a contiguous range of the column, which may begin and end within the column's blocks.
 """
 
@@ -40,15 +40,15 @@ class ExtraColumn:
 
 
 class _NeededRanges(NamedTuple):
-    """For each of n blocks of tokens, the range of an extra column's numbers to read."""
+    """For each of n blocks of tokens, the range of an extra column's values to read."""
 
     starts: Int64s
-    """Position of each range's first number in the column: int64 [n]."""
+    """Position of each range's first value in the column: int64 [n]."""
     counts: Int64s
     """Length of each range: int64 [n]."""
     has_previous: Bools
-    """Whether each range includes the number before those of the block's own tokens: bool [n]. That
-    number is needed if the last token of a document is in the previous block, and its
+    """Whether each range includes the value before those of the block's own tokens: bool [n]. That
+    value is needed if the last token of a document is in the previous block, and its
     end-of-document token in this one."""
 
 
@@ -62,14 +62,14 @@ def read_extra_columns(
     *,
     has_eod: bool,
 ) -> list[tuple[Array, ...]]:
-    """Read the columns' numbers for each token of blocks of their source.
+    """Read the columns' values for each token of blocks of their source.
 
     Args:
         source: the source that the blocks belong to.
         read: reads and decodes blocks of the index.
         ids: int64 [n], the blocks' numbers in the index.
         blocks: [n], the decoded blocks, without end-of-document tokens.
-        has_eod: whether to insert a number for each end-of-document token: the number of the
+        has_eod: whether to insert a value for each end-of-document token: the value of the
             document's last token.
 
     Returns: for each block, one read-only array per column.
@@ -141,7 +141,7 @@ def _locate_blocks(
 
 
 def _find_needed(column: ExtraColumn, tokens: TokenBlocks, *, has_eod: bool) -> _NeededRanges:
-    """Return the range of a column's numbers that each block of tokens needs."""
+    """Return the range of a column's values that each block of tokens needs."""
     if column.flat:
         has_previous = np.zeros(len(tokens.ids), np.bool_)
         return _NeededRanges(tokens.first_rows, tokens.num_pieces, has_previous)
@@ -154,8 +154,8 @@ def _find_needed(column: ExtraColumn, tokens: TokenBlocks, *, has_eod: bool) -> 
 def _read_ranges(
     snapshot: Snapshot, column: ExtraColumn, read: Read, needed: _NeededRanges
 ) -> tuple[ColumnBlocks, list[Array]]:
-    """Read ranges of a column's numbers. Return the blocks of the column that were read, and an
-    array of numbers for each range."""
+    """Read ranges of a column's values. Return the blocks of the column that were read, and an
+    array of values for each range."""
     origin, firsts, stops = _find_blocks(snapshot, column, needed)
     bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
     ids = sorted({i for first, stop in bounds for i in range(first, stop)})
@@ -178,9 +178,9 @@ def _read_ranges(
 def _find_blocks(
     snapshot: Snapshot, column: ExtraColumn, needed: _NeededRanges
 ) -> tuple[int, Int64s, Int64s]:
-    """Find the blocks of a column that contain ranges of its numbers.
+    """Find the blocks of a column that contain ranges of its values.
 
-    Returns: the position of the column's first number among the values of all blocks of the index;
+    Returns: the position of the column's first value among the values of all blocks of the index;
         for each range, its first block, int64 [n]; and the block after its last one, int64 [n].
     """
     span = column.entry.blocks
@@ -204,12 +204,12 @@ def _align(
     flat: bool,
     has_eod: bool,
 ) -> Array:
-    """Return a column's number for each token of a block; if `has_eod`, also for each
+    """Return a column's value for each token of a block; if `has_eod`, also for each
     end-of-document token.
 
     Args:
-        found: the column's numbers for the block: one per row if the column is flat, otherwise one
-            per token. If `has_previous`, the number of the token before the block comes first.
+        found: the column's values for the block: one per row if the column is flat, otherwise one
+            per token. If `has_previous`, the value of the token before the block comes first.
         flags: the block's flags.
     """
     numbers = np.repeat(found, np.diff(block.offsets)) if flat else found[has_previous:]
@@ -219,7 +219,7 @@ def _align(
             DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0
         ).tokens
         if len(positions) > len(numbers):
-            # An inserted token gets the number of the last token before it
+            # An inserted token gets the value of the last token before it
             last_positions = np.maximum.accumulate(positions)
             numbers = np.concatenate([found[:1], numbers])[last_positions]
     numbers.setflags(write=False)

@@ -38,7 +38,7 @@ class ColumnBlocks(NamedTuple):
     ids: Int64s
     """Numbers of the blocks in the index: int64 [m]."""
     starts: Int64s
-    """Position of each block's first number in the column: int64 [m]."""
+    """Position of each block's first value in the column: int64 [m]."""
     blocks: Sequence[DecodedBlock]
 
 
@@ -55,7 +55,7 @@ def check_rows(
 
     Args:
         tokens, blocks: positions and content of the blocks of tokens.
-        found: the blocks of the extra column with the numbers for these tokens.
+        found: the blocks of the extra column with the values for these tokens.
 
     Raises: CorruptFileError.
     """

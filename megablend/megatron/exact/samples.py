@@ -117,7 +117,8 @@ def end_row(
     """
     if not keep_tail:
         raise PlanError(
-            f"the documents contain {sample - 1:,} samples; expected {samples:,}: the lengths may belong to other documents"
+            f"the documents' lengths are enough for {sample - 1:,} samples, but {samples:,} were planned; an .idx file may "
+            "have changed in the meantime: build again"
         )
     if last < extra:
         raise PlanError(

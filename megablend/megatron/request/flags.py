@@ -177,7 +177,13 @@ def count_samples(
         raise ConfigError(f"{split}: its size {problem} set it directly with --{split}-samples")
 
     def train_size() -> int:
-        return train_samples or num_iterations("train") * batch_size("train")
+        if train_samples:
+            return train_samples
+        if not train_iters:
+            raise ConfigError(
+                "train: its size is unknown; give --train-samples, or --train-iters with --global-batch-size"
+            )
+        return train_iters * batch_size("train")
 
     def valid_size() -> int | None:
         if full_validation or valid_samples is not None:
@@ -263,7 +269,7 @@ def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None,
     }
     if sum(given.values()) != 1:
         found = " and ".join(name for name, is_given in given.items() if is_given) or "none"
-        raise ConfigError(f"data: found {found}; expected one of {'; '.join(given)}")
+        raise ConfigError(f"data: found {found}; expected exactly one of {'; '.join(given)}")
     if flags["data_path"]:
         return blend_from_words(flags["data_path"], place="--data-path"), None
     if path := flags["data_args_path"]:

@@ -107,7 +107,7 @@ class CacheRequest:
             )
         if self.blend is not None and self.split is None:
             raise ConfigError(
-                "one blend for all splits needs its proportions: give split (--split), such as 969,30,1"
+                "one blend for all splits needs the proportions of train, valid and test; set split (--split), such as 969,30,1"
             )
         if self.blend_per_split is not None and self.split is not None:
             raise ConfigError(

@@ -332,9 +332,10 @@ class Datasets:
             raise state.error
         if state.short:
             raise ResourceError(
-                f"{want.target} does not fit: it needs {state.short:,} bytes more than are left after pinned datasets, "
-                "earlier wants and the data of jobs\n"
-                "remove other wants with `megablend datasets unwant`, raise `mirror.size`, or spread it over more nodes"
+                f"{want.target} does not fit: the mirror is short of {state.short:,} bytes (pinned datasets and earlier "
+                "wants come first and, unless this one is pinned, so does what jobs need)\n"
+                f"remove other wants with `megablend datasets unwant`, raise `mirror.size`, or spread {want.target} over "
+                "more nodes"
             )
         if patience.obstacle:
             raise patience.make_error(want)

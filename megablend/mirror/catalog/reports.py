@@ -205,10 +205,11 @@ class NodeReports:
                 for node, shortfall in progress["owing"].items():
                     if shortfall["short"]:
                         raise ResourceError(
-                            f"{want.target} does not fit on {node}: it needs {shortfall['short']:,} bytes more than are "
-                            "left after pinned datasets, earlier wants and the data of jobs\n"
-                            "remove other wants with `megablend datasets unwant`, raise `mirror.size` there, or spread it "
-                            "over more nodes"
+                            f"{want.target} does not fit on {node}: its mirror is short of {shortfall['short']:,} bytes "
+                            "(pinned datasets and earlier wants come first and, unless this one is pinned, so does what "
+                            "jobs need)\n"
+                            f"remove other wants with `megablend datasets unwant`, raise `mirror.size` on {node}, or "
+                            f"spread {want.target} over more nodes"
                         )
                     if shortfall["gone"]:
                         raise ResourceError(f"{node}: {shortfall['trouble']}")

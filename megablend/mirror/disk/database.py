@@ -28,7 +28,7 @@ _GET = "SELECT name, value, checksum FROM rows WHERE kind = ? AND name = ?"
 _GET_ALL = "SELECT name, value, checksum FROM rows WHERE kind = ?"
 _PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
-_RESTORE = "; restore it, or remove it and request the datasets again"
+_RESTORE = "; restore this file, or remove it and request the datasets again"
 _REMOVE = "; the file may also be removed: it is created again"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 """Parts of SQLite's messages that indicate a failing disk rather than a damaged database."""
@@ -60,7 +60,7 @@ class Database:
         rows = self._run(_GET_ALL, [(kind,)])
         values = _select_sound(kind, rows)
         if self._is_lasting and len(values) < len(rows):
-            raise DataError(str(self._path), f"a row of {kind} is damaged{_RESTORE}")
+            raise DataError(str(self._path), f"has a damaged row of kind {kind!r}{_RESTORE}")
         return values
 
     def put(self, kind: str, values: dict[str, bytes]) -> None:

@@ -12,7 +12,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class _Family(NamedTuple):
-    """A metric: samples with the same name, and different values of the same labels."""
+    """A metric family: samples with the same name and label names."""
 
     name: str
     """The name. The suffix `_total` marks a counter, which starts at 0 with the process."""

@@ -61,8 +61,8 @@ class SourceReader:
         """The number of reads by the scheme of the location and by result, "ok" or "failed"."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
-        """Set the queries of URLs, by URL, to be used from now on. They may be signatures, so they
-        are kept only in memory."""
+        """From now on, send these query strings, given by URL without query. They may contain
+        signatures, so they are kept in memory only."""
         before = dict(self._objects.urls)
         queries = before | dict(urls)
         if queries != before:

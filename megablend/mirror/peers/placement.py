@@ -32,7 +32,8 @@ class Placement:
         self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
-        """Return the first `count` nodes in the order of a piece. The first one is its home."""
+        """Return the first `count` nodes in the order in which they are to hold a piece (see Homes);
+        the first of them is its home."""
         return self._ordered(key.digest, piece, count)
 
     def divide(

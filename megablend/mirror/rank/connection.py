@@ -122,7 +122,8 @@ class Connection:
         return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Send a request as `request` does. Also raises _EndedError if the node process exits."""
+        """Send a request, without repeating it. Raises: as `request`; _EndedError if the node process
+        exits meanwhile."""
         answer = Future[bytes]()
         with self._lock:
             connection = self._socket or self._open()

@@ -29,7 +29,8 @@ _ASSUMED_LIFETIME = timedelta(minutes=6)
 """The lifetime of credentials that is reported to obstore. obstore asks for new credentials 5
 minutes before they expire, which is once a minute; botocore returns them from memory until they
 really expire."""
-_REMEDY = "reading them needs botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_REMEDY = "cannot be read without botocore; install it (`pip install botocore`), or"
+_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -49,11 +50,11 @@ def find_provider(profile: str | None) -> Provider | None:
         import botocore.session
     except ImportError:
         if named is None:
-            LOG.warning("credentials in ~/.aws are not read: %s", _REMEDY)
+            LOG.warning("credentials in ~/.aws %s %s", _REMEDY, _KEYS)
             return None
         where = "`profile`" if profile else "AWS_PROFILE"
         raise ConfigError(
-            f"credentials of profile {named!r} in ~/.aws: {_REMEDY}, and remove {where}"
+            f"profile {named!r}: its credentials in ~/.aws {_REMEDY} remove {where} and {_KEYS}"
         ) from None
     try:
         with _naming_profile(named):

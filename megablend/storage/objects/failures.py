@@ -230,7 +230,7 @@ _CONNECTION_FAILURES = (
         ("builder error", "url scheme is not allowed", "badscheme"),
         Failure(
             Kind.REFUSED,
-            "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)",
+            "the server redirects from https:// to http://, or to a URL of another scheme, and such redirects are not followed",
             "check the location and `endpoint`",
         ),
     ),

@@ -20,7 +20,7 @@ T = TypeVar("T")
 async def call_each(
     call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
 ) -> None:
-    """Call a coroutine function for each item. As many calls run at a time as `limiter` admits
+    """Call a coroutine function for each item, with as many calls in flight as `limiter` admits
     requests.
 
     Raises: the first exception of a call; the other calls are then cancelled.

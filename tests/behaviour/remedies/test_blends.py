@@ -176,7 +176,7 @@ test_what_the_config_shows = table(
            {"samples": None, **TOKENS, "s0": {"weight": None, "tokens": 8}},
            {"samples": None, **COUNTS, "s0": {"weight": None, "samples": 8}}),  # microsoft/ltp-megatron-lm#15
     config("a source without a share", {"s1": {"weight": None}},
-           "'s1' has no share; expected one of weight, tokens, samples, epochs",
+           "'s1' has no share; expected exactly one of weight, tokens, samples, epochs",
            {"s1": {"weight": 1}}, TOKENS, COUNTS, EPOCHS),  # NVIDIA-NeMo/Nemotron#78
     config("no share at all", weights(0, 0, 0),
         "`weight` is 0 for every source of train; expected at least one above 0",

@@ -142,8 +142,8 @@ test_settings = table(
           "samples: the last stage already sets the end of the run; remove one of the two",
           {"samples": None}, changed({}, {"lanes": 4})),
     fault("a beginning of the first stage", {"stages": [{"from": 3, "lanes": 4}]},
-          r"stages\[0\]: found `from`, but the first stage begins at sample 0; list the stage that it cuts "
-          r"short before it, or remove `from`$",
+          r"stages\[0\]: found `from`, but the first stage begins at sample 0 and has no earlier stage to cut short; "
+          r"list the earlier stage before this one, or remove `from`$",
           changed({}, {"from": 3, "lanes": 4}), {"stages": [{"lanes": 4}]}),
     fault("a share of no length", {"samples": None, "stages": [{"share": 0.5}, {"lanes": 4, "samples": 192}]},
           r"stages\[0\]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs$",

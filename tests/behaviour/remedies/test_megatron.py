@@ -154,12 +154,12 @@ BOTH = give(data_path=["1", "{a}", "2", "{b}"])
 # fmt: off
 test_cache = table(
     fault("no data", give(data_path=None),
-          "data: found none; expected one of --data-path; --data-args-path; --train-data-path, .*",
+          "data: found none; expected exactly one of --data-path; --data-args-path; --train-data-path, .*",
           give(data_path=["1", "{a}"])),
     fault("a flag without words", give(data_path=True), "--data-path has no value; give weights and prefixes, or omit it", BOTH,
           BY_SPLIT),
     fault("two kinds of data", give(train_data_path=["1", "{a}"]),
-          "data: found --data-path and --train-data-path, .*; expected one of",
+          "data: found --data-path and --train-data-path, .*; expected exactly one of",
           give(train_data_path=None), give(data_path=None, split=None)),
     fault("a prefix without a weight", give(data_path=["1", "{a}", "{b}", "{c}"]),
           "word 3 of 4 is .*; expected a weight before each prefix, as in 0.3 /data/a 0.7 /data/b, or prefixes alone",
@@ -199,8 +199,7 @@ test_cache = table(
           "--train-samples and --train-iters are both given, .*; leave one out", give(train_iters=None),
           give(train_samples=None)),
     fault("no size of train", give(train_samples=None),
-          "train: its size cannot be derived without --train-samples or --train-iters; give one of them, or set it "
-          "directly with --train-samples",
+          "train: its size is unknown; give --train-samples, or --train-iters with --global-batch-size",
           give(train_samples=300), give(train_iters=10, global_batch_size=4)),
     fault("no batch", give(train_samples=None, train_iters=10),
           "train: its size cannot be derived without --global-batch-size; give it, or set the size directly with --train-samples",

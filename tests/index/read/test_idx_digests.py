@@ -143,7 +143,7 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert max(sizes) <= 1 << 20 < sum(sizes)
         ids = np.arange(len(store.snapshot.tokens_before) - 1)
         assert b"".join(block.tokens.tobytes() for block in store.read(ids)) == written[0]
-        assert "long.idx: the cache has no digests of its parts" in caplog.text
+        assert "long.idx: the cache has no digests of the parts of this file" in caplog.text
         assert "run `megablend build CONFIG` to add them" in caplog.text
         assert build(pair.parent / "cache", spec(pair)).read == 0
         assert made.read_bytes() == content

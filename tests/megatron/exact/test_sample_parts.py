@@ -73,5 +73,5 @@ def test_a_run_of_other_lengths_is_refused() -> None:
         match="the document index refers to documents 0 to 2, but lengths are given for 2",
     ):
         count_run(lengths, np.array([0, 2], np.int32))
-    with pytest.raises(PlanError, match="the documents contain 2 samples; expected 3"):
+    with pytest.raises(PlanError, match="enough for 2 samples, but 3 were planned"):
         end_row(6, 2, reached(11, 4, 3, 1), 3, extra=1, keep_tail=False)

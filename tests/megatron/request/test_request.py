@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits", [{}, BY_SPLIT]),
     (
         {"split": None},
-        r"needs its proportions: give split \(--split\), such as 969,30,1",
+        r"needs the proportions of train, valid and test; set split \(--split\), such as 969,30,1",
         [{"split": "969,30,1"}],
     ),
     (
@@ -177,7 +177,7 @@ def test_splits_without_data_need_no_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, r"train: its size cannot be derived without --train-samples or --train-iters"),
+        ({}, r"train: its size is unknown; give --train-samples, or --train-iters"),
         ({"train_iters": 3}, r"train: its size cannot be derived without --global-batch-size"),
         (
             {"train_iters": 3, "train_samples": 3},

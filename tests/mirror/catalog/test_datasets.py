@@ -579,7 +579,7 @@ def test_a_catalog_that_is_damaged_is_not_taken_for_an_empty_one(tmp_path: Path)
         code, message = node.fail("list")
         assert code == 2
         assert f"{database}: is damaged (" in message
-        assert "restore it, or remove it and request the datasets again" in message
+        assert "restore this file, or remove it and request the datasets again" in message
         database.unlink()
         assert node.ask("list") == {"revisions": [], "wants": [], "listed": {}}
 

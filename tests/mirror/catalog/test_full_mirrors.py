@@ -44,7 +44,7 @@ def test_wants_of_one_and_a_half_times_the_room(tmp_path: Path, etcd: EtcdServer
         began = time.monotonic()
         code, message = b.fail("want", "second", "--copies", "all", "--wait")
         assert code == 3
-        assert "second@latest does not fit: it needs " in message
+        assert "second@latest does not fit: the mirror is short of " in message
         assert "\nremove other wants with" in message
         held = sum(map(len, files.values())) * 2 // 3
         num_looks = 0

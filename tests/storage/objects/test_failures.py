@@ -303,7 +303,7 @@ def test_a_certificate_of_a_ca_file_is_trusted(tls: tuple[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("plain", r"redirects to a URL that cannot be requested \(from https:// to http://"),
+        ("plain", r"redirects from https:// to http://, or to a URL of another scheme"),
         ("nowhere", "redirects without saying where.*; for a web server, check the location"),
     ],
 )
