@@ -203,7 +203,8 @@ class SplitBlocks(RangedBlocks):
 
     def stored_position(self, block: int, token: int) -> int:
         """Return the position of a token among the split's stored tokens, given its block in the
-        index and its position in that block. The result is clipped to the split's range."""
+        index and its position in that block. A token before the split's first token in that block
+        gets the position of the latter."""
         local = self.local_blocks(np.array([block]))
         before = int(self.before(local)[0])
         if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:
