@@ -158,8 +158,8 @@ class StagesPlan(LocatesMany):
         return self._epochs
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
-        """Return the sources and the ordinals of samples `ks`, [n], as int32 [n] and int64 [n].
-        Raises: IndexError."""
+        """Return the source of each of the samples `ks`, and the number of the sample within its
+        source (int32 [n], int64 [n]). Raises: IndexError if a sample is out of range."""
         if len(self._starts) == 1:
             return self.plan_of(0).locate_many(ks)
         numbers = sample_numbers(ks, self.num_samples)
@@ -337,8 +337,9 @@ class StagesPlan(LocatesMany):
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:
-        """Return the ranges of a source's samples, in the order of their ordinals, and the tokens
-        that they begin with. Neighbouring stages with samples of the same length share a range."""
+        """Return the ranges of a source's samples, in the order of their ordinals, each with the
+        token at which it begins. Neighbouring stages with samples of the same length share a range.
+        """
         ranges = list[TokenRange]()
         for number, stage in enumerate(self.stages):
             first = int(self._first_ordinals[number, source])

@@ -129,7 +129,7 @@ class CacheStore(Protocol):
 
     def now(self) -> float:
         """Return the time in seconds since 1970, by the clock that sets the times of entries. The
-        caller must hold the cache."""
+        caller must hold the lock of the cache."""
 
     def list_files(self, kind: str) -> list[str]:
         """Return the sorted names of the files of a kind."""

@@ -88,7 +88,7 @@ class SingleProcess:
         self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """Return a pair (0, value) for each post since the last call."""
+        """Return a pair (rank, value) for each post since the last call; the only rank is 0."""
         arrived = self._inbox
         self._inbox = []
         return arrived

@@ -84,8 +84,8 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
 
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
-    """Return the first sample from `start` on that differs in source or tokens; None if one run is
-    a prefix of the other."""
+    """Return the first sample at which two runs differ in source or tokens, looking at samples from
+    `start` on; None if one run is a prefix of the other."""
     stop = min(a.num_samples, b.num_samples)
     if a.extra_token != b.extra_token:
         return start if start < stop else None

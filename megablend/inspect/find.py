@@ -29,7 +29,7 @@ from megablend.text.places import find_document
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FoundSample(Record):
-    """A sample that has tokens of a file."""
+    """A sample that contains tokens from a file."""
 
     sample: int
     epoch: int

@@ -168,7 +168,7 @@ def show_step(
 
 
 def _check_step(step: int, batch: int, num_trained: int, dataset: Dataset) -> int:
-    """Check the number of a step, and return it. Raises: ConfigError if there is no such step.
+    """Check that a training step exists, and return its number. Raises: ConfigError if not.
 
     Args:
         num_trained: number of samples that the run does not skip.

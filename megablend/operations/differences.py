@@ -36,7 +36,7 @@ class Difference(Record):
 
 
 def describe_blend(blend: Blend) -> dict[str, Any]:
-    """Return a blend as a JSON-serializable dict, with the keys and values of configs."""
+    """Return a blend as a JSON-serializable dict that has the same keys as a config."""
     described = {_TERMS.get(key, key): value for key, value in blend_record(blend).items()}
     return described | ({"order": blend.order} if "order" in described else {})
 

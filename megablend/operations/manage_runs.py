@@ -159,14 +159,14 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
 
 def reset_run(what: ConfigLike, run: str) -> Path | str:
     """Reset a run by moving its ledger aside. The next build plans the run again, on the newest
-    index, from the config as it is then.
+    index, from the config of that time.
 
     States of the run are accepted if the new plan equals the old one, and refused otherwise.
     `megablend.open` with `state=` can still open the old plan, until `gc` removes the old index,
     which no run needs any more.
 
-    Returns: the path or URL of the ledger that was moved aside. Moved back to `runs/<name>.json`,
-        it restores the run.
+    Returns: the path or URL of the ledger that was moved aside. To restore the run, move this
+        ledger back to `runs/<name>.json`.
     Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:

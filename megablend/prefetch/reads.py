@@ -29,7 +29,7 @@ RangeKey = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Blocks of one or more files that are read together, and the state of reading them."""
+    """A read of blocks of one or more files, and how far it has got."""
 
     indices: Int64s
     """int64 [n], indices of the blocks in `ids` of the window's schedule, ascending."""

@@ -54,8 +54,8 @@ class HeadAndTailStorage(Storage, Protocol):
         ...
 
     def read_ends(self, path: str) -> None:
-        """Read a file's ends, and its state if that is not known, in one round of requests. Does
-        nothing if they are known.
+        """Read the head and the tail of a file, and the file's state if it is not known, in one
+        round of requests. Does nothing if head and tail are known.
 
         Raises: the same errors as Storage.read.
         """

@@ -67,8 +67,9 @@ def note_copies(folder: str) -> None:
 
 
 def cache_remedy_of(number: int | None, path: object) -> str:
-    """Return the remedy for a system error at a path inside a cache. If a folder or a device is in
-    the place of a file, the remedy is to remove it, since a build writes the file again."""
+    """Return the remedy for a system error that concerns a path inside a cache. If the path should
+    be a file but is a folder or a device, the remedy is to remove it: a build writes the file
+    again."""
     if number in (errno.ENXIO, errno.EISDIR):
         return REMOVE_REMEDY
     remedy = remedy_of(number)

@@ -48,7 +48,7 @@ def locate_rows(
     storage: Storage,
     read_footer: ReadFooter,
 ) -> list[TextPlace]:
-    """Return the place in the text that each of some rows of a token file was made from.
+    """Return, for each of the given rows of a token file, the place of its text.
 
     Args:
         path: the path of the token file.

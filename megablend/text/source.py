@@ -287,8 +287,8 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
 def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict[str, str]]:
     """Return the files that a source's patterns match, and those that cannot be read.
 
-    Returns: one path of each file, sorted, even if several links lead to the file; and the paths
-        that cannot be read, each with the reason.
+    Returns: a sorted list with one path for each file, even if several links lead to it; and the
+        paths that cannot be read, each with the reason.
     Raises: ConfigError if a pattern matches nothing.
     """
     paths = dict[str, str]()

@@ -122,8 +122,8 @@ class ArrowReader:
             yield _FetchedBatch(block, place, message, Buffers(message, fetch))
 
     def _find_places(self, blocks: Array) -> Array:
-        """Find the places of the blocks' batches: PLACE_DTYPE [n]. Raises: CorruptFileError if no
-        batch begins at the offset of a block."""
+        """Find where the record batch of each block is stored (PLACE_DTYPE [n]). Raises:
+        CorruptFileError if no batch begins at the offset of a block."""
         offsets = blocks["offset"]
         numbers = np.searchsorted(self.offsets, offsets)
         is_wrong = numbers == len(self.offsets)

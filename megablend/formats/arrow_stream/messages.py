@@ -49,7 +49,7 @@ class Stream(NamedTuple):
 def read_stream(path: str, size: int, storage: Storage) -> Stream:
     """Find the record batches of a stream of `size` bytes.
 
-    Raises: CorruptFileError if it is not a stream, truncated, or contradicts itself;
+    Raises: CorruptFileError if it is not a stream, or is truncated or inconsistent;
         UnsupportedFileError for metadata older than V4, and big-endian streams; MissingFileError.
     """
     with contextlib.closing(LookAhead(path, size, storage)) as ahead:

@@ -61,8 +61,8 @@ def _shorten(values: list[int]) -> list[int]:
 
 
 def _expand(values: list[int], count: int) -> Array:
-    """Return the values that `_shorten` shortened: int64 [count]. Raises: ValueError if their
-    number cannot have been `count`."""
+    """Undo `_shorten`: return the `count` values that it was given (int64 [count]). Raises:
+    ValueError if `values` cannot stand for `count` values."""
     is_shortened = len(values) == 2 and count > 2
     if is_shortened:
         first, others = values

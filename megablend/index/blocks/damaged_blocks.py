@@ -37,8 +37,7 @@ def find_masked(
     """Return which samples contain tokens of a damaged block.
 
     Args:
-        rows, blocks: int64 [m], for each stretch of tokens of the samples, the number of its sample
-            and the number of its block.
+        rows, blocks: int64 [m], the sample and the block of each span of the samples' tokens.
 
     Returns: bool [num_samples].
     """

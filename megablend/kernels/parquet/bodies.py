@@ -23,8 +23,10 @@ lz4_decompress = library_function(
 def expand_zstd(
     context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s
 ) -> int:
-    """Decompress zstd frames with the system's library; `zstd_decompress` must not be None. Returns
-    the number of the first frame that is damaged or has another size, or -1.
+    """Decompress zstd frames with libzstd. `zstd_decompress` must not be None.
+
+    Returns: the index of the first frame that is damaged or does not have its size; -1 if there is
+        none.
 
     Args:
         context: address of a ZSTD_DCtx that no other thread uses.

@@ -219,8 +219,8 @@ def _count_tokens(
     i: int,
     count: int,
 ) -> int:
-    """Return the number of tokens among a run's levels [i, count), or the negative of a level that
-    is above `max_def`."""
+    """Count the tokens among the levels of a run, from level `i` up to level `count`. If a level is
+    above `max_def`, return its negative instead."""
     if not packed:
         return -definition if definition > max_def else (count - i) * (definition == max_def)
     tokens = 0

@@ -157,7 +157,7 @@ def idx_folder(config: Any) -> Path:
 
 
 def data_path_entries(config: Any) -> list[str]:
-    """Return the distinct prefixes and addresses of a config's blends, as they are written."""
+    """Return the distinct prefixes and addresses of a config's blends, spelled as in the config."""
     blends = [config.blend, *(config.blend_per_split or ())]
     return list(dict.fromkeys(word for blend in blends if blend is not None for word in blend[0]))
 

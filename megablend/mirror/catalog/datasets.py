@@ -35,15 +35,15 @@ _PLAN_SECONDS = 10.0
 
 
 class Datasets:
-    """The datasets of a mirror. Each subcommand of `megablend datasets` (a verb) is carried out by
-    a method, which returns a JSON object and raises ConfigError if the request is not valid.
+    """The datasets of a mirror. Each subcommand of `megablend datasets` is carried out by a method,
+    which returns a JSON object and raises ConfigError if the request is not valid.
 
     Args:
         engine: fetches the pages of datasets.
         source: reads the sources of datasets.
-        catalog: contains the revisions and wants.
+        catalog: contains the revisions of datasets, and which of them are wanted.
         holding: holds wanted revisions.
-        nodes: the nodes of a cluster with etcd, which share the catalog; None without one.
+        nodes: the nodes of a cluster with etcd, which share the catalog; None without etcd.
     """
 
     def __init__(

@@ -250,7 +250,7 @@ class Holding:
         return state
 
     async def find_share(self, want: Want, revision: Revision) -> Share:
-        """Return the pages of a revision that this node must hold. Raises: the errors of
+        """Return this node's share of a revision: the pages that the node must hold. Raises: as
         `Cluster.meet`; DataError."""
         key = self._share_key(want, revision)
         if key in self._shares:

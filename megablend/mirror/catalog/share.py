@@ -92,7 +92,7 @@ class Share:
         return replace(self, file_index=self.file_index[is_own], pieces=self.pieces[is_own])
 
     def find_sizes(self) -> FileSizes:
-        """Return a table of the files in the share, with their numbers of bytes in the share."""
+        """Return a table of the files in the share, with the number of bytes of each."""
         return FileSizes.of(self.ids, PAGE_BYTES * self.num_pages)
 
 

@@ -273,7 +273,7 @@ class Peer:
         raise ConfigError(f"{self.name} keeps restarting\ncheck the log of its node process")
 
     def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
-        """Return the error that a response with a status other than 200 stands for."""
+        """Convert a response whose status is not 200 to an error."""
         if status in (VIEW_STATUS, AWAY_STATUS):
             kind = OtherViewError if status == VIEW_STATUS else AwayError
             return kind(data.decode(errors="replace"))

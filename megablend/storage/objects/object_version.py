@@ -68,10 +68,10 @@ def version_of_response(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """Return the version that obstore's metadata of an object describes.
+    """Convert obstore's metadata of an object to an ObjectVersion.
 
     Args:
-        versions: whether to include the store's id of the version.
+        versions: whether to include the version id that the store assigned.
     """
     return ObjectVersion(
         size=int(meta["size"]),
