@@ -66,13 +66,12 @@ class Greeter:
             raise ConfigError(
                 f"{self.folder.path}: the node process uses other credentials or settings for object stores than this "
                 "process\n"
-                "wait until its jobs have ended, use another `folder`, or run a service, which has its own settings "
-                "(`megablend node run`)"
+                "wait until its jobs have ended, or use another `mirror.folder`"
             )
         if has_other_nodes and server.is_read_by_a_cluster:
             raise ConfigError(
                 f"{self.folder.path}: is in use by a job with a different set of nodes\n"
-                "wait for that job to end, or use another `folder`"
+                "wait for that job to end, or use another `mirror.folder`"
             )
         if has_other_nodes:
             raise LeavingError

@@ -197,7 +197,7 @@ class Node:
                 raise  # the folder was removed
             except DataError as error:
                 # What is held can still be read, and the disk may be mended
-                self._log.warn("the disk fails", str(error))
+                self._log.warn("the disk is failing", str(error))
             self._notify("WATCHDOG=1")  # the event loop works, and the disk responds
             if self.server.num_clients:
                 continue
@@ -321,5 +321,5 @@ def requires_nodes(setting: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"{setting}: cannot be used: {error}\ninstall megablend[nodes] on each node"
+            f"{setting}: needs a package that is missing ({error})\ninstall megablend[nodes] on each node"
         ) from None

@@ -28,7 +28,7 @@ def test_the_mirror_of_the_environment(
     done = run("node", "status", config)
     assert done.returncode == 2
     assert (
-        f"{tmp_path / 'm'}: no node process is running (nothing listens on its socket)\nstart a job"
+        f"{tmp_path / 'm'}: no node process is running (no process listens on the mirror's socket)\nstart a job"
         in done.stderr
     )
     monkeypatch.setenv("MEGABLEND_MIRROR", "s3://m")

@@ -381,11 +381,13 @@ class Catalog:
         path = str(self._path(digest))
         # In a cluster with etcd other nodes have it
         remedy = (
-            "wait for it" if self.own else "add the dataset again with `megablend datasets add`"
+            "wait until another node has sent it"
+            if self.own
+            else "add the dataset again with `megablend datasets add`"
         )
         data = self.read_manifest(digest)
         if not data:
-            problem = "has not been received from another node yet" if self.own else "is missing"
+            problem = "has not been received yet" if self.own else "is missing"
             raise MissingFileError(path, f"{problem}; {remedy}")
         try:
             return Manifest.unpack(digest, data)

@@ -202,8 +202,8 @@ class Datasets:
         latest = self.catalog.find_dataset(dataset)[-1]
         if pin and revision is None:
             raise ConfigError(
-                f"{target!r}: only a revision can be pinned, since what is pinned is never updated\n"
-                f"pin the latest one: {latest}"
+                f"{target!r}: only a fixed revision can be pinned\n"
+                f"pin the latest revision: {latest}"
             )
         name = LATEST if revision is None else revision.digest
         want = Want(

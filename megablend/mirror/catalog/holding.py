@@ -235,7 +235,10 @@ class Holding:
                 # A node that may have the manifest may be unreachable
                 away = () if self._nodes is None else self._nodes.find_away()
                 state.is_stuck = not away
-                state.trouble = f"no node has sent its manifest yet; if {revision.by} no longer exists, add the dataset again"
+                state.trouble = (
+                    f"no node has sent the manifest of this revision yet; if {revision.by} no longer exists, add the dataset "
+                    "again"
+                )
             else:
                 state.trouble = str(error)
                 state.error = error

@@ -197,8 +197,8 @@ class SharedCatalog:
             except asyncio.TimeoutError:
                 raise ResourceError(
                     self.trouble
-                    or f"node {self._nodes.own} received nothing from etcd for {_HEARD_SECONDS:g} s, so it is unknown "
-                    "whether this was done\n"
+                    or f"node {self._nodes.own} received nothing from etcd for {_HEARD_SECONDS:g} s, so the change may "
+                    "or may not have been made\n"
                     "check with `megablend datasets list`, and try again"
                 ) from None
 

@@ -249,7 +249,7 @@ def _check_paths(files: _Files, texts: Sequence[str]) -> None:
         if row < len(texts) and texts[row] == folder:
             location = files.get_location(bisect_left(texts, f"{folder}/"))
             raise ConfigError(
-                f"{location}: a parent folder of its path in the dataset is itself a file of the dataset\n{_COLLISION_REMEDY}"
+                f"{location}: would be below {folder!r} in the dataset, where another file has that path\n{_COLLISION_REMEDY}"
             )
 
 
@@ -324,7 +324,7 @@ def _check_path(path: str, location: str) -> None:
         or sum(sizes) > _MAX_PATH_BYTES
     ):
         raise ConfigError(
-            f"{location}: its path in the dataset would be {path!r}\n"
+            f"{location}: would have the path {path!r} in the dataset, which is not valid\n"
             "rename it: each part between slashes must have 1 to 255 bytes, must not be `.` or `..`, and must not "
             "contain control characters"
         )

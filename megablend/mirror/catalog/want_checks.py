@@ -70,9 +70,9 @@ async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
     capacity = await holding.engine.call(holding.engine.store.find_capacity)
     if num_pinned_bytes + num_bytes > capacity:
         raise ConfigError(
-            f"{want.target} can never fit: this node would have to hold {num_bytes:,} bytes of it in addition to "
-            f"{num_pinned_bytes:,} pinned bytes, but its mirror has room for {capacity:,}\n"
-            "raise `mirror.size`, free space, or spread it over more nodes"
+            f"{want.target} cannot fit on this node: {num_bytes:,} bytes of it and {num_pinned_bytes:,} pinned bytes "
+            f"exceed the {capacity:,} bytes of the mirror\n"
+            "raise `mirror.size`, or spread the dataset over more nodes"
         )
 
 

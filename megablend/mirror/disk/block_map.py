@@ -165,8 +165,8 @@ class BlockMap:
         if len(text) > HEADER_BYTES - _JSON_OFFSET:
             raise DataError(
                 self.key.location,
-                f"its location and etag need {len(text)} bytes, but a mirror has room for {HEADER_BYTES - _JSON_OFFSET} "
-                "bytes; leave the file's folder out of `prefixes`",
+                f"has a location and etag of {len(text)} bytes, but a mirror supports at most "
+                f"{HEADER_BYTES - _JSON_OFFSET}; leave the file's folder out of `mirror.prefixes`",
             )
         self.boot = boot
         head = _HEAD.pack(_MAGIC, self.key.size, BLOCK_BYTES.bit_length() - 1, len(text))

@@ -29,7 +29,7 @@ _GET_ALL = "SELECT name, value, checksum FROM rows WHERE kind = ?"
 _PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM rows WHERE kind = ? AND name = ?"
 _RESTORE = "; restore this file, or remove it and request the datasets again"
-_REMOVE = "; the file may also be removed: it is created again"
+_REMOVE = ", or remove the file, which is then created again"
 _FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
 """Parts of SQLite's messages that indicate a failing disk rather than a damaged database."""
 
@@ -99,7 +99,7 @@ class Database:
                 return self._try(statement, rows)
         except (sqlite3.Error, OSError) as error:
             self.close()
-            problem = f"cannot be used ({error}): free space there, or check the disk"
+            problem = f"cannot be used ({error}); free disk space, check the disk"
             if self._is_lasting:
                 raise DataError(str(self._path), problem) from error
             self._log.warn(str(self._path), f"{problem}{_REMOVE}")
@@ -113,7 +113,7 @@ class Database:
             if self._is_lasting:
                 self._connection.execute("PRAGMA synchronous = FULL")
             if self._connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("its pages are damaged")
+                raise sqlite3.DatabaseError("SQLite's quick_check failed")
         with self._connection:
             if statement in (_PUT, _DELETE):
                 self._connection.executemany(statement, rows)

@@ -119,7 +119,7 @@ class MirrorFolder:
             }
             if names and _MARKER not in names:
                 raise ConfigError(
-                    f"{path}: is neither empty nor a mirror: it contains {min(names)!r}\n"
+                    f"{path}: is neither empty nor a mirror (it contains {min(names)!r})\n"
                     "set `mirror.folder` to an empty folder, or to one that does not exist yet"
                 )
             if not names:
@@ -216,8 +216,7 @@ class MirrorFolder:
             pass
         raise MissingFileError(
             str(self.path),
-            "the mirror's folder was removed or replaced while it was in use; the next node process makes a new "
-            "mirror",
+            "was removed or replaced while the mirror used it; the next node process makes a new mirror",
         )
 
     @contextlib.contextmanager

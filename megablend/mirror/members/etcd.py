@@ -274,8 +274,7 @@ class Etcd:
         except (ValueError, AttributeError):
             if b"CommonName" in body:
                 raise ConfigError(
-                    f"etcd: {endpoint} does not accept a certificate with a common name through its gateway if its users "
-                    "also have passwords\n"
+                    f"etcd: the gateway of {endpoint} refuses certificates with a common name if users have passwords\n"
                     "set `mirror.etcd.tls` to a certificate whose subject is empty"
                 ) from None
             raise ConfigError(

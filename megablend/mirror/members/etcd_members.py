@@ -241,7 +241,7 @@ class EtcdMembers:
                 self.lease = 0
                 if not await self._register():
                     LOG.warning(
-                        "mirror: another node has the name %s; set `advertise` or `port` to another one",
+                        "mirror: another node is also named %s; give this node a different `advertise` or `port`",
                         self._own,
                     )
             is_well = self.lease and self.etcd.away_since is None

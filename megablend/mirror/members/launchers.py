@@ -109,7 +109,7 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
     if times != 1 or len(names) > MAX_NODES:
         found = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
         raise ConfigError(
-            f"nodes: found {found} in {source}, expected 1 to {MAX_NODES} nodes, each listed once\n"
+            f"nodes: found {found} in {source}, expected 1 to {MAX_NODES} different nodes\n"
             "list each node once; two nodes on one machine need different ports"
         )
     return sorted(names)
@@ -196,8 +196,7 @@ def find_self(
     raise ConfigError(
         f"nodes: {'several' if found else 'none'} of {_few(found or names)} match this machine ({machine}, port "
         f"{port})\n"
-        "set `advertise` (host:port, as other nodes reach it) to this node's entry, or set `port` to the port of that "
-        "entry"
+        "set `advertise` to this node's entry of `nodes`, or set `port` to the port of that entry"
     )
 
 

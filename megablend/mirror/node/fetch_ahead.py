@@ -117,7 +117,7 @@ class FetchAhead:
             pass  # parts of other nodes can be fetched at once
         except Exception as error:
             fault = None if isinstance(error, MegablendError) else error
-            self._log.warn("cannot fetch ahead", str(error), fault)
+            self._log.warn("cannot fetch data in advance", str(error), fault)
             pause = _RETRY_SECONDS
         finally:
             self._num_fetching -= 1

@@ -53,8 +53,10 @@ _FAMILIES = (
     _Family("copies", "Number of nodes that hold each page.", "cluster.copies"),
     _Family("debts_bytes", "Bytes of copies yet to be fetched.", "cluster.bytes_to_copy"),
     _Family("wanted_bytes", "Bytes of datasets to be held by this node.", "wanted.bytes"),
-    _Family("wanted_missing_bytes", "Bytes of these that are not held yet.", "wanted.missing"),
-    _Family("wanted_short_bytes", "Bytes of these without room.", "wanted.short"),
+    _Family(
+        "wanted_missing_bytes", "Bytes of these datasets that are not held yet.", "wanted.missing"
+    ),
+    _Family("wanted_short_bytes", "Bytes of these datasets without room.", "wanted.short"),
     _Family(
         "listings_total",
         "Sources of datasets that were listed again, by result.",

@@ -148,8 +148,8 @@ class SourceReader:
         if found != key:
             raise ChangedFileError(
                 key.location,
-                f"was replaced: {found.size} bytes, etag {found.etag}; expected {key.size} bytes, "
-                f"etag {key.etag}; {CHANGED_REMEDY}",
+                f"was replaced (found {found.size} bytes, etag {found.etag}; expected {key.size} bytes, "
+                f"etag {key.etag}); {CHANGED_REMEDY}",
             )
         return view
 

@@ -18,7 +18,7 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.system.limited_json import fits, parse_json
 from megablend.system.log import LOG
 
-ONE_NAME = "Give each node its own name: see `nodes`, `advertise` and `port` of `mirror`."
+ONE_NAME = "give each node a different name (`nodes`, `advertise` and `port` under `mirror`)"
 _JOINING = {"rank": int, "name": str}
 
 
@@ -92,7 +92,7 @@ class Agreement:
         if self.is_reached:
             return
         if self.options.strict:
-            raise ConfigError(f"{text}\nstart them, or remove `mirror.strict`")
+            raise ConfigError(f"{text}\nstart the missing nodes, or remove `mirror.strict`")
         if not self.too_few:
             LOG.warning("mirror: %s", text)
         self.too_few = text
@@ -204,13 +204,13 @@ class Joining:
         joining = parse_json(body)
         torchrun = self.members.torchrun
         if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
-            raise ValueError("found a node without a rank")
+            raise ValueError("not a valid request to join the first machine of a torchrun job")
         # Nodes of earlier versions do not send the size
         if joining.get("size", torchrun.size) != torchrun.size:
             raise AwayError(f"this node process belongs to a job of {torchrun.size} machines")
         rank = joining["rank"]
         if not 0 < rank < torchrun.size:
-            raise ValueError(f"found machine {rank}, expected 1 to {torchrun.size - 1}")
+            raise ValueError(f"found machine rank {rank}, expected 1 to {torchrun.size - 1}")
         if not self._list.done():
             # A later name replaces an earlier one: the machine may have been replaced
             self._joined[rank] = make_name(joining["name"], self.port)

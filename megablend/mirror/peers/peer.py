@@ -83,7 +83,7 @@ class Peer:
     signed for this session."""
     away_since: float | None = None
     """The monotonic time at which the node was found to be unreachable; None while it responds."""
-    trouble: str = "it has not been sent a request yet"
+    trouble: str = "no request has been sent to it yet"
     """Why the node did not respond when it was last found to be unreachable."""
     refusal: MegablendError | None = None
     """The error if the node refused a request, or its response was not trusted; None otherwise."""
@@ -144,7 +144,7 @@ class Peer:
             return unpack_pages(response, want.key, want.pages)
         except ValueError as error:
             self.num_bad += 1
-            LOG.warning("mirror: %s: ignored its response: %s", self.name, error)
+            LOG.warning("mirror: ignored a response from node %s: %s", self.name, error)
             return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
@@ -231,7 +231,9 @@ class Peer:
             except OSError as error:
                 if error.errno not in _SHORTAGES:
                     raise
-                LOG.warning("mirror: cannot connect: %s; %s", error, remedy_of(error.errno))
+                LOG.warning(
+                    "mirror: cannot connect to other nodes: %s; %s", error, remedy_of(error.errno)
+                )
             await asyncio.sleep(_SHORTAGE_SECONDS)
 
     async def _request(self, method: str, path: str, body: bytes) -> bytes:

@@ -93,7 +93,9 @@ class PeerServer:
         except SessionError:
             return self._reply(request, SESSION_STATUS, b"")
         except SignatureError as error:
-            self._listener.log.warn(request.remote, f"refused its request: {error}")
+            self._listener.log.warn(
+                request.remote, f"a request from this address was refused: {error}"
+            )
             return self._reply(request, 403, str(error).encode())
         except web.HTTPRequestEntityTooLarge:
             return self._reply(request, 413, b"too large")
@@ -110,7 +112,9 @@ class PeerServer:
             status = ERROR_STATUS
             data = pack_error(error)
         except ValueError as error:
-            self._listener.log.warn(request.remote, f"cannot parse its request: {error}")
+            self._listener.log.warn(
+                request.remote, f"a request from this address cannot be parsed: {error}"
+            )
             status = 400
             data = str(error).encode()
         except Exception as error:

@@ -88,8 +88,8 @@ def read_private(setting: str, path: str) -> bytes:
         ) from None
     if mode & 0o077:
         raise ConfigError(
-            f"{setting}: {path}: found mode {mode:04o}, expected 0600: users other than its owner can read it\n"
-            f"run `chmod 600 {path}`; if others have read it, generate another"
+            f"{setting}: {path}: found mode {mode:04o}, expected 0600, since other users can read it\n"
+            f"run `chmod 600 {path}`, and replace the file if others have read it"
         )
     return data
 
@@ -234,7 +234,7 @@ class Verifier(_Signatures):
         """Check a request before its body is read. Raises: SessionError, SignatureError."""
         for name, own in ((PROTOCOL_HEADER, str(PROTOCOL)), (_TO, self._node)):
             if headers.get(name) != own:
-                raise SignatureError(f"{name}: found {headers.get(name)!r}, expected {own!r}")
+                raise SignatureError(f"header {name} is {headers.get(name)!r}, expected {own!r}")
         if self._secret is None:
             return
         if _SIGNATURE not in headers:
@@ -245,7 +245,7 @@ class Verifier(_Signatures):
             raise SignatureError(f"the request's signature is wrong {_HINT}")
         count = headers.get(_COUNT, "")
         if _COUNT_PATTERN.fullmatch(count) is None:
-            raise SignatureError(f"{_COUNT}: found {count!r}, expected a number")
+            raise SignatureError(f"header {_COUNT} is {count!r}, expected a number")
         self._accept_once(headers.get(_CLIENT, ""), int(count))
 
     def _accept_once(self, client: str, count: int) -> None:

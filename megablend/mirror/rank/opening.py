@@ -57,7 +57,7 @@ class Opener:
         Raises: NodeLostError if the node process does not respond, or none is running and `starts`
         is False; ConfigError if it cannot be started, or refuses this process."""
         if time.monotonic() - self.lost_at < self.options.patience:
-            raise NodeLostError("it was not responding a moment ago")
+            raise NodeLostError("the node process was not responding a moment ago")
         deadline = time.monotonic() + self.options.patience
         while True:
             connection = self._connect() or self._start()
@@ -119,7 +119,7 @@ class Opener:
         the socket; None if another process is starting a node process at the moment, or the new one
         was killed."""
         if not self.starts:
-            raise NodeLostError("nothing listens on its socket")
+            raise NodeLostError("no process listens on the mirror's socket")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._find_lock_path(), flags, 0o600), "r+b") as lock:
             try:

@@ -232,8 +232,8 @@ class Files:
         except (MegablendError, AwayError, asyncio.TimeoutError) as error:
             if not response.prepared:
                 raise _refuse(error) from None
-            reason = str(error) or "the client does not read the data"
-            self._warn(request.remote, f"a response was aborted: {key.location}: {reason}")
+            reason = str(error) or "the client did not read the data"
+            self._warn(request.remote, f"stopped sending {key.location}: {reason}")
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
@@ -263,7 +263,7 @@ class Files:
                         self.num_bytes += len(portion)
                         return
                 problem: Exception = ResourceError(
-                    "the data is damaged or evicted on every attempt"
+                    "the data was damaged or evicted on every attempt to read it"
                 )
             except AwayError as error:
                 problem = error
@@ -284,7 +284,9 @@ class Files:
                 is_busy = self._turns.locked() or own_turns.locked()
                 limit = _BUSY_SECONDS if is_busy else _SLOW_SECONDS
                 if not writing.done() and time.monotonic() - begin >= limit:
-                    raise asyncio.TimeoutError(f"not read within {limit:.0f} s")
+                    raise asyncio.TimeoutError(
+                        f"the client did not read the data within {limit:.0f} s"
+                    )
             writing.result()
         finally:
             writing.cancel()

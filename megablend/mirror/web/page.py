@@ -68,7 +68,7 @@ def _list_facts_of_cluster(cluster: Mapping[str, Any]) -> dict[str, str]:
         facts["away"] = f"{len(away):,} nodes: {', '.join(away[:_MAX_NAMES])}{more}"
     if not cluster["formed"]:
         facts["nodes do not work together"] = cluster["trouble"] or "some are missing"
-    facts["copies owed"] = _gb(cluster.get("bytes_to_copy", 0))
+    facts["copies yet to be fetched"] = _gb(cluster.get("bytes_to_copy", 0))
     return facts
 
 

@@ -98,7 +98,9 @@ class WebServer:
         Pings are always accepted."""
         if request.path != _PING:
             if not (self._has_token(request) or self._is_signed(request)):
-                self._listener.log.warn(request.remote, "its request lacks the token in token_file")
+                self._listener.log.warn(
+                    request.remote, "a request from this address lacks the token in `token_file`"
+                )
                 realm = {"WWW-Authenticate": 'Basic realm="megablend: the token is the password"'}
                 raise web.HTTPUnauthorized(headers=realm)
             self._note_use()

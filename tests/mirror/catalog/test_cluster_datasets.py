@@ -215,7 +215,7 @@ def test_a_want_waits_for_nodes_that_have_not_met_and_says_why_they_cannot(
             assert "cannot be trusted" in message
             code, message = stranger.fail("path", "corpus")
             assert code == 3
-            assert "has not been received from another node yet" in message
+            assert "has not been received yet" in message
             log = stranger.config.with_suffix(".log").read_text()
             assert log.count("cannot get the manifest") <= 2
         finally:

@@ -338,14 +338,12 @@ def test_what_can_never_fit_is_refused(tmp_path: Path) -> None:
         node.add("both", "")
         code, message = node.fail("want", "both")
         assert code == 2
-        assert message.startswith(
-            "both@latest can never fit: this node would have to hold 1,204,224 bytes of it"
-        )
+        assert message.startswith("both@latest cannot fit on this node: 1,204,224 bytes of it")
         node.ask("want", f"d@{first}", "--pin", "--wait")
         code, message = node.fail("pin", f"e@{second}")
         assert code == 2
         assert (
-            f"e@{second[:12]} can never fit: this node would have to hold 602,112 bytes of it in addition to 602,112 pinned"
+            f"e@{second[:12]} cannot fit on this node: 602,112 bytes of it and 602,112 pinned"
             in message
         )
         node.ask("unpin", f"d@{first}")
@@ -368,7 +366,7 @@ def test_bad_input(tmp_path: Path) -> None:
         assert "did you mean 'latest'?" in message
         code, message = node.fail("want", "corpus", "--pin")
         assert message.endswith(
-            f"only a revision can be pinned, since what is pinned is never updated\npin the latest one: corpus@{revision[:12]}"
+            f"only a fixed revision can be pinned\npin the latest revision: corpus@{revision[:12]}"
         )
         assert node.fail("pin", "corpus")[1] == message
         assert node.fail("unwant", "corpus") == (

@@ -194,7 +194,7 @@ def test_a_manifest_that_no_node_has_is_told_and_waited_for(tmp_path: Path) -> N
         holding = Holding(pages, Needs(pages), catalog)
         await holding._plan()
         assert not await holding._fetch()
-        assert "no node has sent its manifest yet" in holding.states[0].trouble
+        assert "no node has sent the manifest of this revision yet" in holding.states[0].trouble
         await pages.close()
 
     asyncio.run(work())
@@ -214,7 +214,7 @@ def test_a_manifest_that_has_come_is_no_trouble_any_longer(tmp_path: Path) -> No
         holding = Holding(pages, Needs(pages), catalog)
         running = asyncio.ensure_future(holding.run())
         await asyncio.wait_for(holding.wait_for(lambda: bool(holding.states)), 30)
-        assert "no node has sent its manifest yet" in holding.states[0].trouble
+        assert "no node has sent the manifest of this revision yet" in holding.states[0].trouble
         assert holding.states[0].is_stuck
         manifest.write_bytes(data)
         holding.change()

@@ -76,14 +76,17 @@ def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
         path.write_text(name)
     with pytest.raises(
         ConfigError,
-        match=r"n/a/b: a parent folder of its path in the dataset is itself a file of the dataset\ngive one",
+        match=r"n/a/b: would be below '.*a' in the dataset, where another file has that path\ngive one",
     ):
         find_paths(tmp_path / "m", tmp_path / "n")
 
 
 def test_a_path_with_a_control_character(tmp_path: Path) -> None:
     (tmp_path / "a\nb").write_text("x")
-    with pytest.raises(ConfigError, match="its path in the dataset would be 'a\\\\nb'\nrename it"):
+    with pytest.raises(
+        ConfigError,
+        match="would have the path 'a\\\\nb' in the dataset, which is not valid\nrename it",
+    ):
         find_paths(tmp_path / "*")
 
 

@@ -158,7 +158,9 @@ def test_a_wait_ends_for_a_manifest_that_no_node_has(
                 assert not waiting.done()
                 waiting.cancel()
             else:
-                with pytest.raises(ResourceError, match="no node has sent its manifest yet"):
+                with pytest.raises(
+                    ResourceError, match="no node has sent the manifest of this revision yet"
+                ):
                     await waiting
 
     work(do)

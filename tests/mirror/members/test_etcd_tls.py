@@ -89,7 +89,7 @@ def test_who_is_refused(
 
     async def have_name(client: Etcd) -> None:
         with pytest.raises(
-            ConfigError, match=r"does not accept a certificate with a common name .*\n.* empty$"
+            ConfigError, match=r"refuses certificates with a common name .*\n.* empty$"
         ):
             await client.get("megablend/")
 

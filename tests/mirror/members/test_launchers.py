@@ -54,7 +54,7 @@ def test_a_steps_machines_before_the_jobs() -> None:
 @pytest.mark.parametrize(
     ("nodes", "environ", "message"),
     [
-        ((), {}, r"0 nodes in the list, expected 1 to \d+ nodes, each listed once\nlist"),
+        ((), {}, r"0 nodes in the list, expected 1 to \d+ different nodes\nlist"),
         (("a", "a:7171"), {}, r"found a:7171 2 times in the list"),
         (("a b",), {}, r"found 'a b', expected host or host:port\ngive"),
         (("a:0",), {}, r"found 'a:0', expected"),

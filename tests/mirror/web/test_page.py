@@ -196,7 +196,7 @@ def test_a_thousand_nodes_and_datasets() -> None:
     assert facts["nodes"] == "1,000, view 12"
     assert facts["away"].startswith("498 nodes: node0002:7171, ")
     assert facts["away"].endswith("node0051:7171 and 448 more")
-    assert facts["copies owed"] == "17.000 GB"
+    assert facts["copies yet to be fetched"] == "17.000 GB"
     assert EVIL in facts["nodes do not work together"]
     page = Page(format_page(*many(5000)))
     assert len(page.datasets()) == 1001
