@@ -89,7 +89,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
         # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
             f"{started} but MPI cannot be loaded ({error}); install mpi4py for the launcher's MPI library (`pip install "
-            "'megablend[mpi]'`) or with its own (`pip install 'megablend[mpich]'`), or start a single process"
+            "'megablend[mpi]'`) or together with MPICH (`pip install 'megablend[mpich]'`), or start a single process"
         ) from error
     library = mpi.library()
     if started.variable == _OPEN_MPI and any(name in library for name in _OTHER_LIBRARIES):

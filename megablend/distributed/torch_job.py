@@ -96,7 +96,7 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
         if missing:
             raise LaunchError(
                 f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} did not run this "
-                f"command within {_ARRIVAL_TIMEOUT.seconds} s: run it on all ranks, or, to run a single process, start it "
+                f"command within {_ARRIVAL_TIMEOUT.seconds} s; run it on all ranks, or run a single process "
                 "with `env -u TORCHELASTIC_RUN_ID`"
             ) from None
         raise

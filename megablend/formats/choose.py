@@ -64,7 +64,7 @@ def choose_column(
             if chosen:
                 hint = f"; if the tokens are in {chosen!r}, set `column: {chosen}` for this source"
             raise ConfigError(
-                f"{path}: column {unfit!r}, which by its name should contain the tokens, {problems[unfit]}{hint}"
+                f"{path}: column {unfit!r} has the name of a column of tokens, but {problems[unfit]}{hint}"
             )
         if chosen is None:
             raise ConfigError(f"{path}: {_why_none(fit, lists, problems)}")

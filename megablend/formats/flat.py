@@ -68,7 +68,7 @@ class ColumnFormat(BaseFormat):
             return found
         if not is_flat(found.meta):
             raise ConfigError(
-                f"{path}: column {found.column!r} contains lists, each of which is a document; "
+                f"{path}: `documents` is set, but each list in column {found.column!r} is already a document; "
                 "remove `documents`"
             )
         blocks = found.blocks[found.blocks["tokens"] > 0].copy()

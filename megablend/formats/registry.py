@@ -119,8 +119,8 @@ def format_of(path: str, storage: Storage) -> Format:
             "`tokenizer` (docs/text.md); for other text, write its tokens to Parquet (docs/parquet.md)"
         )
     raise ConfigError(
-        f"{path}: unknown kind of file{half_a_pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a "
-        f".bin/.idx pair; for files with other names, set `format` to one of {', '.join(list_names())}"
+        f"{path}: unknown kind of file{half_a_pair}; set `format` to one of {', '.join(list_names())}, or use a known "
+        f"suffix ({', '.join(list_suffixes())}) or the prefix of a .bin/.idx pair"
     )
 
 

@@ -294,13 +294,11 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
         offsets = np.array([0, len(need.step)])
         schedule = schedule_reads(run, locate_steps(run, need.step, offsets))
         raise refuse_step(run, schedule, need.budget, need.memory)
-    largest = int(need.lane_bytes.argmax())
     raise ConfigError(
-        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(need.memory, up=True)} or more: "
-        f"the blocks of {need.num_lanes} lanes take {format_bytes(need.lane_bytes.sum())} "
-        f"(source {run.sources[largest].name!r}: {format_bytes(need.lane_bytes[largest])}), {num_batches} batches of "
-        f"{micro_batch_size} samples {format_bytes(need.budget.batches)}, block orders "
-        f"{format_bytes(need.budget.orders)}; raise `memory`, or lower `shuffle_window`"
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(need.memory, up=True)} or more "
+        f"(blocks of {need.num_lanes} lanes: {format_bytes(need.lane_bytes.sum())}, {num_batches} batches of "
+        f"{micro_batch_size} samples: {format_bytes(need.budget.batches)}, block orders: "
+        f"{format_bytes(need.budget.orders)}); raise `memory`, or lower `shuffle_window`"
     )
 
 

@@ -131,11 +131,11 @@ def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) ->
     largest = int(schedule.reading.argmax())
     number = int(run.store.snapshot.file_of(schedule.ids[largest : largest + 1])[0])
     return ConfigError(
-        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(least, up=True)} or more: the "
-        f"blocks of a step of {len(schedule.samples)} samples take {format_bytes(schedule.sizes.sum())}, reading the "
-        f"largest (of {run.store.snapshot.path(number, run.store.roots)}) {format_bytes(schedule.reading[largest])}, "
-        f"batches and block orders {format_bytes(budget.batches + budget.orders)}; raise `memory`, or lower "
-        "micro_batch_size"
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(least, up=True)} or more "
+        f"(blocks of a step of {len(schedule.samples)} samples: {format_bytes(schedule.sizes.sum())}, reading the "
+        f"largest, of {run.store.snapshot.path(number, run.store.roots)}: {format_bytes(schedule.reading[largest])}, "
+        f"batches and block orders: {format_bytes(budget.batches + budget.orders)}); raise `memory`, or lower "
+        "`micro_batch_size`"
     )
 
 

@@ -216,8 +216,8 @@ class _Walk:
                 state = Path(path).stat()
             except OSError as error:
                 is_dangling = isinstance(error, _MISSING)
-                reason = "a symbolic link to nothing" if is_dangling else error.strerror
-                self.unreadable[path] = f"{reason}: {Path(path).readlink()}"
+                reason = "a broken symbolic link" if is_dangling else error.strerror
+                self.unreadable[path] = f"{reason} (to {Path(path).readlink()})"
                 return
             real = os.path.realpath(path)
             links += 1

@@ -264,7 +264,7 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
     if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
     kind = RefusedFileError if isinstance(error, PermissionError) else DataError
-    return kind(path, f"cannot be read: {cause_of(error)}: {read_remedy_of(error.errno)}")
+    return kind(path, f"cannot be read: {cause_of(error)}; {read_remedy_of(error.errno)}")
 
 
 def replaced_error(path: str) -> ChangedFileError:

@@ -129,7 +129,7 @@ class MirrorOptions(Settings):
             value = getattr(self, name)
             is_for_data_port = self.data_port is not None and name in ("tls", "insecure")
             if nodes is None and not is_for_data_port and value != default:
-                raise ValueError(f"{name}: is set, but needs `nodes`; set `nodes`, or leave it out")
+                raise ValueError(f"{name}: needs `nodes`; set `nodes`, or remove `{name}`")
         if (nodes == "etcd") != (self.etcd is not None):
             raise ValueError(
                 "etcd: found without `nodes: etcd`; set both or neither"
@@ -164,7 +164,9 @@ class MirrorOptions(Settings):
         """
         prefixes = [prefix for prefix in self.prefixes if has_prefix(location, prefix)]
         path = location.partition("://")[2] or location
-        remedy = f"add a prefix of it to `mirror.prefixes` on this node, which lists {', '.join(self.prefixes)}"
+        remedy = (
+            f"add a prefix of it to `mirror.prefixes` on this node (now {', '.join(self.prefixes)})"
+        )
         if not prefixes:
             return f"is outside the prefixes that this node's mirror may fetch\n{remedy}"
         if "\0" in location or ".." in path.split("/") or "?" in location:

@@ -43,7 +43,7 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
         place = error.filename or path
         is_cache = what == _CACHE
         remedy = cache_remedy_of(error.errno, place) if is_cache else remedy_of(error.errno)
-        raise CacheError(f"{place}: cannot write {what} ({cause_of(error)}): {remedy}") from error
+        raise CacheError(f"{place}: cannot write {what} ({cause_of(error)}); {remedy}") from error
 
 
 class reading:  # noqa: N801  # used like a function
@@ -77,7 +77,7 @@ class reading:  # noqa: N801  # used like a function
             place = error.filename or self._path
             remedy = cache_remedy_of(error.errno, place)
             raise CacheError(
-                f"{place}: cannot read the cache ({cause_of(error)}): {remedy}"
+                f"{place}: cannot read the cache ({cause_of(error)}); {remedy}"
             ) from error
 
 

@@ -153,7 +153,7 @@ def _in_use(path: Path, waited: float) -> CacheError:
     """Return the error for a lock that another build still holds after `waited` seconds."""
     verb = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
     return CacheError(
-        f"{path}: another build {verb} ({_name_holder(path)}): wait for it to finish, or stop it"
+        f"{path}: another build {verb} ({_name_holder(path)}); wait for that build to finish, or stop it"
     )
 
 

@@ -87,7 +87,7 @@ def _open_files_remedy(limit: int, hard_limit: int) -> str:
         return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
     if hard_limit != resource.RLIM_INFINITY:
         enough = min(enough, hard_limit)
-    return f"the limit is {limit} open files: raise it (`ulimit -n {enough}`)"
+    return f"raise the limit of {limit} open files (`ulimit -n {enough}`)"
 
 
 def _kernel_cache_remedy() -> str:
@@ -118,28 +118,28 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
     if isinstance(error, MemoryError):
         cause = f" ({error})" if str(error) else ""
         return ResourceError(
-            f"{place}: out of memory{cause}: {_REMEDIES[errno.ENOMEM]}; lower `memory:` if it is "
+            f"{place}: out of memory{cause}; {_REMEDIES[errno.ENOMEM]}; lower `memory:` if it is "
             "set"
         )
     is_broken_pipe = isinstance(error, BrokenPipeError)
     if isinstance(error, OSError) and error.errno is not None and not is_broken_pipe:
-        return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
+        return ResourceError(f"{_name(error, place)}: {cause_of(error)}; {remedy_of(error.errno)}")
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
-            f"{place}: {error.object!a:.200} cannot be encoded as {error.encoding}: use a name of valid UTF-8, and set "
+            f"{place}: {error.object!a:.200} cannot be encoded as {error.encoding}; use a name of valid UTF-8, and set "
             "PYTHONUTF8=1 if the locale has another encoding"
         )
     if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
         return ResourceError(
-            f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}"
+            f"{place}: a library cannot be loaded ({error}); {_REMEDIES[errno.ENOMEM]}"
         )
     if isinstance(error, RuntimeError) and _NOT_STORED in str(error):
         return ResourceError(
-            f"{place}: compiled kernels cannot be stored ({error}): {_kernel_cache_remedy()}"
+            f"{place}: compiled kernels cannot be stored ({error}); {_kernel_cache_remedy()}"
         )
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(
-            f"{place}: the system refuses to start more threads: raise the limit (`ulimit -u`), or stop other processes"
+            f"{place}: the system refuses to start more threads; raise the limit (`ulimit -u`), or stop other processes"
         )
     return None
 

@@ -144,8 +144,8 @@ def private_kernel_folder(name: Path) -> Path:
     )
     if requested and problems:
         warnings.warn(
-            f"MEGABLEND_KERNEL_CACHE={requested}: {problems[0]}: files in it are run as code, so other users must not be able to "
-            f"write to it or its parents; compiled kernels are stored in {folder} instead",
+            f"MEGABLEND_KERNEL_CACHE={requested} is not used: {problems[0]}; compiled kernels, which are run as code, are "
+            f"stored in {folder} instead",
             RuntimeWarning,
             stacklevel=2,
         )

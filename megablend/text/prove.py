@@ -31,7 +31,7 @@ MIN_CHECKED = 16
 """The minimum number of documents of each part that both packages tokenise."""
 CHECKED_SHARE = 1000
 """The inverse of the minimum share of characters that both packages tokenise."""
-_SLOWER = "tokenising takes about 30 times as long with tokenizers"  # see docs/text.md
+_SLOWER = "tokenizers is used instead, which takes about 30 times as long"  # see docs/text.md
 _PROOF = 2
 """The version of `list_probes` and `GigatokenEngine`. Proofs of other versions are ignored."""
 _BATCH = 4096
@@ -138,7 +138,7 @@ def choose_engine(
     if difference is None:
         return "gigatoken", ""
     reason = f"gigatoken {version} does not give the same tokens as tokenizers {reference}"
-    return "tokenizers", f"{tokenizer.path}: {reason} ({difference[:80]!r}): {_SLOWER}"
+    return "tokenizers", f"{tokenizer.path}: {reason} ({difference[:80]!r}); {_SLOWER}"
 
 
 def find_obstacle(tokenizer: TokenizerFile, num_bytes: int) -> str | None:
@@ -148,9 +148,9 @@ def find_obstacle(tokenizer: TokenizerFile, num_bytes: int) -> str | None:
         return ""
     if not tokenizer.is_listed:
         reason = f"{tokenizer.path}: gigatoken is not known to support this kind of tokenizer"
-        return f"{reason}: {_SLOWER}"
+        return f"{reason}; {_SLOWER}"
     if not find_version("gigatoken"):
-        return f"gigatoken is not installed: {_SLOWER}; install it with `pip install 'megablend[text]'`"
+        return f"gigatoken is not installed; {_SLOWER}; run `pip install 'megablend[text]'` to install it"
     return None
 
 

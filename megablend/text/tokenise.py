@@ -161,7 +161,7 @@ def _check_unchanged(source: TextSource, known: Sequence[str]) -> None:
             _check_same_options(source, name)
             raise ChangedFileError(
                 paths[text],
-                f"its text changed after the run began to read source {source.spec.name!r}; restore it and put new text "
+                f"changed after the run began to read source {source.spec.name!r}; restore it and put new text "
                 "into another file, or give the run another name (`run:`)",
             )
 

@@ -160,7 +160,7 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (
             ["check", "{config}", "--state", "{folder}"],
             3,
-            "empty: Is a directory: specify the path of a file\n",
+            "empty: Is a directory; specify the path of a file\n",
         ),
         (
             ["check", "{config}", "--state", "{data}"],

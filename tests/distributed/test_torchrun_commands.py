@@ -73,7 +73,7 @@ def test_a_restarted_job_meets_again(config: Path) -> None:
 def test_one_rank_alone_is_told_who_is_missing(config: Path) -> None:
     done = torchrun(WORKER, "first", config)
     assert done.returncode != 0
-    assert "ranks 1, 2, 3 did not run this command within 3 s: run it on all ranks" in done.stderr
+    assert "ranks 1, 2, 3 did not run this command within 3 s; run it on all ranks" in done.stderr
     assert not Path(json.loads(config.read_text())["cache"]).exists()
 
 

@@ -42,7 +42,7 @@ REFUSED = [
     ({"text": TEXT, "scores": FLOATS}, "no column contains integers or lists of integers"),
     (
         {"input_ids": UNSIGNED},
-        r"column 'input_ids', which by its name should contain the tokens, has type .*uint64>?; write it as "
+        r"column 'input_ids' has the name of a column of tokens, but has type .*uint64>?; write it as "
         r"int64",
     ),
     (

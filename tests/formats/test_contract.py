@@ -60,7 +60,7 @@ def test_formats_are_found_by_name(tmp_path: Path) -> None:
     for suffix in (".bin", ".idx"):
         with pytest.raises(
             ConfigError,
-            match=r"unknown kind of file.*known suffixes: \.parquet.*prefix of a \.bin/\.idx pair",
+            match=r"unknown kind of file.*known suffix \(\.parquet.*prefix of a \.bin/\.idx pair",
         ):
             format_of(str(prefix), storage=STORAGE)
         Path(f"{prefix}{suffix}").touch()

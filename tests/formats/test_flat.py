@@ -218,7 +218,7 @@ def test_documents_that_cannot_be(tmp_path: Path) -> None:
     source = {"name": "s", "path": f"{tmp_path}/x.parquet", "column": "tokens", "documents": "file"}
     with pytest.raises(
         ConfigError,
-        match="column 'tokens' contains lists, each of which is a document; remove `documents`",
+        match="each list in column 'tokens' is already a document; remove `documents`",
     ):
         megablend.build(make_config(tmp_path, [source], samples=1))
     for value in ("files", {"eod_token": -1}, {"eod": 1}, 5, {"eod_token": True}):

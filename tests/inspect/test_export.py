@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     try:
         with pytest.raises(
             ResourceError,
-            match=rf"^{target}: .*File too large.*: allow larger files \(`ulimit -f`\)",
+            match=rf"^{target}: .*File too large.*; allow larger files \(`ulimit -f`\)",
         ):
             megablend.export(config, target)
     finally:

@@ -71,8 +71,8 @@ def test_files_that_were_touched_are_told_of(config: dict[str, Any], tmp_path: P
     assert found.problems == ()
     [warning] = found.warnings
     assert warning == (
-        f"{first} (and 1 more): moved, copied or touched since the build; 64 KiB of each file were compared, and are unchanged; "
-        "`megablend verify --data CONFIG` compares all blocks for which the index has checksums"
+        f"{first} (and 1 more): has been moved, copied or touched since the build; 64 KiB of each file were "
+        "compared and are unchanged; run `megablend verify --data CONFIG` to compare all blocks that have checksums"
     )
     megablend.build(config)
     assert megablend.check(config).warnings == ()

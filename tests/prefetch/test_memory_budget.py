@@ -81,8 +81,8 @@ def test_what_is_refused_says_how_much_would_do(tmp_path: Path) -> None:
     with pytest.raises(
         megablend.ConfigError,
         match=(
-            r"memory: found 2.0 KiB, expected [\d.]+ KiB or more: the blocks of 4 lanes take .* 2 batches of 4 samples "
-            r".*, block orders .*; raise `memory`, or lower `shuffle_window`"
+            r"memory: found 2.0 KiB, expected [\d.]+ KiB or more \(blocks of 4 lanes: .* 2 batches of 4 samples: "
+            r".*, block orders: .*\); raise `memory`, or lower `shuffle_window`"
         ),
     ) as refused:
         check_memory(run, Skips(), micro_batch_size=4, stride=4)

@@ -276,7 +276,7 @@ def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
     megablend.build(config)
     with pytest.raises(
         CorruptFileError,
-        match=r"x\.parquet at byte \d+: row 17: its list in column 'small' does not have",
+        match=r"x\.parquet at byte \d+: the list in row 17 of column 'small' does not have",
     ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 
@@ -304,7 +304,7 @@ def test_lists_that_only_pages_edges_part_are_refused(
     megablend.build(config)
     with pytest.raises(
         CorruptFileError,
-        match=r"x\.parquet at byte \d+: row \d+: its list in column 'small' does not have",
+        match=r"x\.parquet at byte \d+: the list in row \d+ of column 'small' does not have",
     ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 

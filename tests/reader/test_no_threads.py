@@ -40,7 +40,7 @@ def test_the_error_names_the_limit(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(
-            ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"
+            ResourceError, match=r"refuses to start more threads; raise the limit \(`ulimit -u`\)"
         ):
             list(loader)
     assert len(list(loader)) == 10

@@ -76,7 +76,7 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
     with pytest.raises(DataError, match="is a folder, not a regular file; restore the file"):
         storage.stat(str(tmp_path))
     with pytest.raises(
-        DataError, match=r"cannot be read: Is a directory: specify the path of a file$"
+        DataError, match=r"cannot be read: Is a directory; specify the path of a file$"
     ):
         storage.read(str(tmp_path), 0, 1)
 
@@ -150,7 +150,7 @@ def test_a_stale_file_was_only_replaced_in_use_if_it_was_opened(
     def refuse(*_: object, **__: object) -> int:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
-    try_again = rf"^{path}: cannot be read: Stale file handle: the file server replaced or removed it: try again"
+    try_again = rf"^{path}: cannot be read: Stale file handle; the file server replaced or removed it: try again"
     for call in ("open", "stat"):
         storage = LocalStorage(DescriptorPool(capacity=0))
         with monkeypatch.context() as patched:

@@ -49,7 +49,7 @@ def test_a_name_that_the_encoding_has_not(name: str, encoding: str) -> None:
 def test_threads_that_are_not_there() -> None:
     with (
         pytest.raises(
-            ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"
+            ResourceError, match=r"refuses to start more threads; raise the limit \(`ulimit -u`\)"
         ),
         translating("x"),
     ):

@@ -117,7 +117,7 @@ class RememberedPrefix(ObjectPrefix):
         is_usable = all(remembered) and is_on_one_machine(os.environ)
         try:
             if is_usable and time.monotonic() < self._away_until:
-                raise NoResponseError("it was not responding a moment ago")
+                raise NoResponseError("the store was not responding a moment ago")
             answers = ask(self._impatient if is_usable else self)
         except NoResponseError:
             if not is_usable:

@@ -329,7 +329,7 @@ class ObjectCacheStore:
     def _overtaken(self, kind: str, name: str) -> OvertakenError:
         """Return the error for a record that another process has changed."""
         return OvertakenError(
-            f"{self.describe_record(kind, name)}: another process changed it in the meantime; run the command again"
+            f"{self.describe_record(kind, name)}: was changed by another process in the meantime; run the command again"
         )
 
     def _path(self, kind: str, name: str) -> Path:

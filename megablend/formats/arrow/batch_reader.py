@@ -153,7 +153,7 @@ class ArrowReader:
         if has_other_rows or tokens != int(block["tokens"]):
             raise CorruptFileError(
                 self.path,
-                f"record batch has {rows} rows and {tokens} tokens, but had {block['rows']} and {block['tokens']} "
+                f"the record batch has {rows} rows and {tokens} tokens, but had {block['rows']} and {block['tokens']} "
                 f"when it was indexed; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )

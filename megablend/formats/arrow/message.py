@@ -36,7 +36,7 @@ def locating(path: str, place: np.void) -> Iterator[None]:
         yield
     except BatchError as error:
         raise CorruptFileError(
-            path, f"record batch {error}; {REWRITE_REMEDY}", offset=int(place["offset"])
+            path, f"the record batch {error}; {REWRITE_REMEDY}", offset=int(place["offset"])
         ) from error
 
 
@@ -62,7 +62,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         message = Table.root(metadata, prefix)
         header = message.table(2)
         if message.scalar(1, "<B", 0) != RECORD_BATCH or header is None:
-            raise BatchError("expected, but found a message of another kind")
+            raise BatchError("is missing: found a message of another kind")
         rows = header.scalar(0, "<q", 0)
         nodes = header.vector(1, _NODE_DTYPE)
         buffers = header.vector(2, _BUFFER_DTYPE)
@@ -78,11 +78,11 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
     num_buffers = column.num_buffers + (int(views.sum()) if views_fit else 0)
     if len(nodes) != column.num_nodes or len(buffers) != num_buffers:
         raise BatchError(
-            f"has {len(nodes)} nodes and {len(buffers)} buffers, but its schema needs {column.num_nodes} and "
+            f"has {len(nodes)} nodes and {len(buffers)} buffers, but the schema needs {column.num_nodes} and "
             f"{num_buffers}"
         )
     if codec == "unknown":
-        raise BatchError("is compressed with an unknown codec")
+        raise BatchError("has buffers that are compressed with an unknown codec")
     offset = buffers["offset"]
     size = buffers["size"]
     if not (

@@ -49,7 +49,7 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
             raise ValueError(f"{count} batches do not fit in {size} bytes")
     except (ValueError, OverflowError) as error:
         raise CorruptFileError(
-            path, f"the index has wrong positions for its batches ({error})"
+            path, f"the index has wrong positions for the batches of this file ({error})"
         ) from error
     return places
 

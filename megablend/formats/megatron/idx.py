@@ -115,7 +115,9 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
         )
     code = head[17]
     if code not in _DTYPES:
-        raise CorruptFileError(path, f"dtype code {code} is unknown; restore the file", offset=17)
+        raise CorruptFileError(
+            path, f"has the unknown dtype code {code}; restore the file", offset=17
+        )
     if _DTYPES[code].startswith("float"):
         raise UnsupportedFileError(
             path, f"contains {_DTYPES[code]} values, expected integers", offset=17

@@ -122,7 +122,7 @@ class LengthReader:
                 return
             if not self._is_checked[group]:
                 if _digest(data[start - begin : stop - begin].data) != self._digests[group]:
-                    raise self._changed(f"its bytes from {start} to {stop} are not the same as")
+                    raise self._changed(f"has other bytes from {start} to {stop} than")
                 self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:

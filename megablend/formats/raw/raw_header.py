@@ -114,7 +114,7 @@ def read_layout(
             raise CorruptFileError(
                 path,
                 f"has {size - layout.header_bytes:,} bytes of tokens, but its {header.kind} header states {layout.num_tokens:,} "
-                f"tokens of {layout.dtype}: {cause}; restore it",
+                f"tokens of {layout.dtype} ({cause}); restore it",
             )
     else:
         layout = _layout_by_options(path, size, options)

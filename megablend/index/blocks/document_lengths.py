@@ -184,7 +184,7 @@ def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
             return lengths
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
-                "system that all ranks share; choose such a directory, or build with the ranks of one node"
+                f"{path}: rank 0 cannot read all of this file, which another rank wrote; use a cache on a file system that "
+                "all ranks share, or run all ranks on one node"
             )
         time.sleep(0.1)

@@ -133,7 +133,7 @@ def _mismatch(
     row -= int(np.diff(snapshot.running("rows_before", [source.blocks.start, first_block]))[0])
     return CorruptFileError(
         snapshot.path(file),
-        f"row {row}: its list in column {column.column!r} does not have one value per token (nulls "
+        f"the list in row {row} of column {column.column!r} does not have one value per token (nulls "
         "not counted); rewrite the file, and build the run under another name (`run:`)",
         offset=int(snapshot.blocks(np.array([block]))[0]["offset"]),
     )

@@ -104,7 +104,7 @@ class FetchedCheck:
             raise CorruptFileError(
                 path,
                 f"{len(data)} bytes differ from their checksum in the index, {MAX_READS} times in "
-                "a row: restore the file; or, if the checksums were made from a wrong file, remove "
+                "a row; restore the file, or, if the checksums are those of a wrong file, remove "
                 "the cache's folder `checksums` and run `megablend build CONFIG --checksums`",
                 offset=offset,
             )

@@ -63,8 +63,8 @@ class ColumnsTaken:
         first_path = self._first_path.setdefault(name, file.path)
         if first_column != column:
             raise indexed.complaint(
-                f"the tokens are in column {first_column!r} of {first_path}, but in {column!r} of {file.path}: list them as "
-                "separate sources, or set `column:` to a column that each of them has"
+                f"the tokens are in column {first_column!r} of {first_path}, but in {column!r} of {file.path}; list the files "
+                "as separate sources, or set `column:` to a column that all of them have"
             )
 
 

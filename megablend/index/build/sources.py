@@ -78,8 +78,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
                 del matches[path]
     if not matches:
         raise spec.complaint(
-            f"none of its files can be read: {_first_of(unreadable)}; get permission to read them, or put "
-            "regular files in their place"
+            f"none of its files can be read: {_first_of(unreadable)}; make them readable, or replace them "
+            "by regular files"
         )
     kind = _single_format(spec, matches, storage)
     paths, duplicates_note = _remove_duplicates(kind, matches.values(), links, storage)
@@ -175,8 +175,8 @@ def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataEr
         skip = "; or set `on_unreadable: skip` to continue without them"
     return DataError(
         path,
-        f"cannot be read: {reason}{more}, so source {spec.name!r} may be missing files; get permission to read them, or "
-        f"remove dangling links and special files{skip}",
+        f"cannot be read: {reason}{more}, so source {spec.name!r} may be missing files; make them readable, or remove "
+        f"broken links and special files{skip}",
     )
 
 

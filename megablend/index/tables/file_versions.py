@@ -93,8 +93,8 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     if found != body:
         raise ChangedFileError(
             path,
-            f"changed since it was indexed: it has the same size, but the digest of its content is {found}, but was "
-            f"{body}; {CHANGED_REMEDY}",
+            f"changed since it was indexed (its size is the same, but the digest of its content is {found}, not "
+            f"{body}); {CHANGED_REMEDY}",
         )
 
 
@@ -108,18 +108,15 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
             whenever a block is read.
     """
     if _is_first(folder):
-        further = (
-            "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of "
-            "them now"
-        )
+        further = "other blocks are compared when they are read, or all now by `megablend verify --data CONFIG`"
         if not checks_blocks:
             further = (
-                "the index has no checksums of blocks (`megablend build CONFIG --checksums`), so nothing more is "
-                "compared"
+                "nothing more is compared, since the index has no checksums of blocks (`megablend build CONFIG "
+                "--checksums`)"
             )
         LOG.warning(
-            "%s (and perhaps other files): moved, copied or touched since index %s was built; a comparison of %d KiB found no "
-            "change; %s",
+            "%s: this file, and perhaps others, was moved, copied or touched since index %s was built; %d KiB of it were "
+            "compared and are unchanged; %s",
             path,
             folder.name,
             NUM_RANGES * RANGE_BYTES >> 10,
@@ -132,8 +129,8 @@ def warn_unknown(folder: Path) -> None:
     processes forked from it."""
     if _is_first(folder / SEEN):
         LOG.warning(
-            "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "
-            "compared when it is opened; `megablend build CONFIG` adds the record",
+            "%s: was built by an older version of megablend, which did not record sizes and times of files, so %d KiB of each "
+            "file are compared when it is opened; run `megablend build CONFIG` to add the record",
             folder,
             NUM_RANGES * RANGE_BYTES >> 10,
         )

@@ -187,7 +187,7 @@ def warn_unchecked(folder: Path) -> None:
     if folder not in _warned:
         _warned.add(folder)
         LOG.warning(
-            "%s: built by an older version of megablend, without checksums of rows: rows are not verified when they are "
-            "read; `megablend build CONFIG` adds the checksums",
+            "%s: was built by an older version of megablend, without checksums of rows, so rows are not verified when they "
+            "are read; run `megablend build CONFIG` to add the checksums",
             folder,
         )

@@ -71,9 +71,9 @@ class FileChecker:
         first = min(self._snapshot.path(number, self._roots) for number in touched)
         more = f" (and {len(touched) - 1:,} more)" if len(touched) > 1 else ""
         return (
-            f"{first}{more}: moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of each "
-            "file were compared, and are unchanged; `megablend verify --data CONFIG` compares all blocks for which the index "
-            "has checksums",
+            f"{first}{more}: has been moved, copied or touched since the build; {NUM_RANGES * RANGE_BYTES >> 10} KiB of "
+            "each file were compared and are unchanged; run `megablend verify --data CONFIG` to compare all blocks that have "
+            "checksums",
         )
 
 

@@ -74,9 +74,8 @@ def collect(
     with translate_os_errors(store.folder), held as lock:
         if lock is not None and not lock.exclusive:
             raise CacheError(
-                f"{store.location}: the file system has no locks, so a running build cannot be detected: copy the cache to one "
-                f"that has locks; or, while no build is running, remove {fragments(store.folder)}: the next build then reads "
-                "all files again"
+                f"{store.location}: the file system has no locks, so a running build cannot be detected; copy the cache to one "
+                f"that has locks, or remove {fragments(store.folder)} while no build is running"
             )
         deadline = (time.time() if dry_run else store.now()) - min_age_seconds
         snapshots = {entry.name: entry for entry in store.list_entries(SNAPSHOTS)}

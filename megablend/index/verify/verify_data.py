@@ -207,7 +207,7 @@ def _file_problems(
         reader = column.kind.open(path, column.column, file.opened, storage=storage)
         found = sampled_content_digest(path, file.opened.size, storage)
         if found != file.body:
-            yield f"{path}: its sampled ranges have digest {found}, expected {file.body}: not the file that was indexed"
+            yield f"{path}: is not the file that was indexed (its sampled ranges have digest {found}, expected {file.body})"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
             yield from _block_problems(
                 reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage

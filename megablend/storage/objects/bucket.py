@@ -214,4 +214,4 @@ def unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:
         raise MissingFileError(location, "no such object")
     doing = "listed" if is_list else "read"
     kind = UnsupportedFileError if found.kind is Kind.BAD_KEY else RefusedFileError
-    raise kind(location, f"cannot be {doing}: {found.cause}: {found.remedy}")
+    raise kind(location, f"cannot be {doing}: {found.cause}; {found.remedy}")

@@ -334,7 +334,7 @@ def _error_of(
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,
-            f"truncated: expected {stop - start} bytes here, but the object ends before that;  "
+            f"truncated: expected {stop - start} bytes here, but the object ends before that; "
             "restore the object",
             offset=start,
         )
@@ -343,4 +343,4 @@ def _error_of(
         if failure.kind in (Kind.NO_RANGES, Kind.UNUSABLE)
         else RefusedFileError
     )
-    return kind(location, f"cannot be read: {failure.cause}: {failure.remedy}")
+    return kind(location, f"cannot be read: {failure.cause}; {failure.remedy}")

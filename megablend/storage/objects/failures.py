@@ -104,7 +104,7 @@ _BUSY = {"408", "425", "429", "502", "503", "504"}
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials in the environment (access key, secret and session token must belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed automatically"
-READ_ACCESS = "grant these credentials read access (and list access, for patterns), or set `anonymous: true` if it is public"
+READ_ACCESS = "grant these credentials read access (and list access, for patterns), or set `anonymous: true` for public data"
 _DELETE_ACCESS = "grant these credentials permission to delete it, and remove any lock on it"
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
@@ -118,7 +118,7 @@ _CODES = {
         "there is no such container",
         "check its name and the account",
     ),
-    "InvalidBucketName": (Kind.REFUSED, "this is not a valid bucket name", "check its name"),
+    "InvalidBucketName": (Kind.REFUSED, "this is not a valid bucket name", "correct it"),
     "ExpiredToken": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
     "ExpiredTokenException": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
     "TokenRefreshRequired": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),

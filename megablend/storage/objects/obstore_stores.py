@@ -94,7 +94,7 @@ def make_store(address: Address, options: StoreOptions, query: str, *, is_for_li
         "s3": "check `storage`, and the environment variables that begin with AWS_",
     }
     remedy = remedies.get(address.scheme, "check `storage`")
-    raise ConfigError(f"{address.root}: the client refuses its settings ({problem}): {remedy}")
+    raise ConfigError(f"{address.root}: the client refuses its settings ({problem}); {remedy}")
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:

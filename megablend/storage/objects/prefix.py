@@ -224,7 +224,7 @@ class ObjectPrefix:
             ) from None
         if isinstance(found, Failure):
             remedy = _WRITE_ACCESS if found.remedy == READ_ACCESS else found.remedy
-            raise CacheError(f"{place}: cannot access the cache: {found.cause}: {remedy}")
+            raise CacheError(f"{place}: cannot access the cache: {found.cause}; {remedy}")
         return found
 
     def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:

@@ -174,7 +174,7 @@ class RetryPolicy:
         if seconds >= max_seconds:
             raise DataError(
                 location,
-                f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}",
+                f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s; {remedy}",
             )
 
     def _log(self, failure: Failure, now: float) -> None:

@@ -324,13 +324,13 @@ class ObjectStorage:
         has_path_style = options.path_style is not False
         better = find_bucket_in(endpoint, address, path_style=has_path_style)
         if better is not None:
-            raise ConfigError(f"{found} contains the bucket's name: write {better}")
+            raise ConfigError(f"{found} contains the bucket's name; write {better}")
         if not asks:
             return
         server = get_web_server(endpoint, options)
         if loop.run(is_page(server, address.bucket, options.read_timeout)):
             raise ConfigError(
-                f"{found} responds with a web page: set the address of the store, not that of its console"
+                f"{found} responds with a web page; set `endpoint` to the store, not to its console"
             )
 
     def _find_version(self, path: str) -> ObjectVersion:

@@ -228,7 +228,7 @@ test_changes = table(
           r"/fragments/\S+: was written by a rank, but does not exist; build again$",
           Remote.build, fails=fetch_fragment),
     fault("a record that another process changes", change_while_it_is_read,
-          r"/runs/default: another process changed it in the meantime; repeat the command$", (),
+          r"/runs/default: was changed by another process in the meantime; run the command again$", (),
           fails=lambda bench: megablend.reset_run(bench.config, "default") and None),
     fault("a damaged object", flip_a_bit, r"/blocks\.arrow: damaged \(its BLAKE2b digest is .*; build again to repair it",
           Remote.build),

@@ -213,7 +213,7 @@ test_settings_of_a_storage = table(
     mirror("a URL", {"folder": "s3://b"}, "expected a path on this machine, without a scheme", {"folder": "b"}),
     mirror("a prefix", {"prefixes": ["b"]}, "expected a URL prefix such as (s3://bucket/), or the absolute path",
            {"prefixes": ["{1}"]}),
-    mirror("no nodes", {"copies": 2}, "copies: is set, but needs `nodes`; set `nodes`, or leave it out",
+    mirror("no nodes", {"copies": 2}, "copies: needs `nodes`; set `nodes`, or remove `copies`",
            {"copies": 2, "nodes": ["a:1", "b:1"]}),
     mirror("copies", {"copies": 2, "nodes": ["a:1"]},
            "copies: found 2, expected at most 1, the number of `nodes`, or `(all)`",

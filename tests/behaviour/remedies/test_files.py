@@ -188,7 +188,7 @@ test_files = table(
           "no column contains integers or lists of integers; megablend reads token ids: tokenize the text first",
           again(parquet({"text": TEXT, "input_ids": ROWS}))),
     fault("an unknown suffix", file("a.tokens", parquet()),
-          "unknown kind of file; .* for files with other names, set `format` to one of .*(parquet)", {"format": "{1}"}),
+          "unknown kind of file; set `format` to one of .*?(parquet)", {"format": "{1}"}),
     fault("an empty file", file("a.parquet", raw(b"")), "the file is empty; rewrite or re-download it", again(parquet())),
     fault("a column that has to be named", file("a.parquet", parquet({"ids": ROWS, "others": ROWS, "text": TEXT,
           "token_count": COUNTS})),
@@ -277,7 +277,7 @@ test_files = table(
     fault("an extra column without a value in some rows", masked([None if i % 7 == 0 else i for i in range(200)]),
           "has 29 rows without a value; every row needs one", (masked([*range(200)]), OTHER_RUN)),
     fault("an extra column that differs from its tokens", masked([[1], [1, 2], [4, 5, 6]] * 40, IDS),
-          r"row 0: its list in column 'mask' does not have one value per token \(nulls not counted\); rewrite the file, "
+          r"the list in row 0 of column 'mask' does not have one value per token \(nulls not counted\); rewrite the file, "
           r"and build the run under another name \(`run:`\)", (masked(IDS, IDS), OTHER_RUN)),
     fault("two formats", (column("a.parquet", parquet()), lambda bench: pair()(bench.folder / "b.bin"),
                           lambda bench: bench.change({"path": [f"{bench.folder}/{name}" for name in ("a.parquet", "b.bin")],

@@ -76,7 +76,7 @@ def test_a_launcher_without_mpi(tmp_path: Path) -> None:
     done = run(build(project), PMI_SIZE="2", **without)
     assert done.returncode == 2
     assert (
-        "or with its own (`pip install 'megablend[mpich]'`), or start a single process"
+        "or together with MPICH (`pip install 'megablend[mpich]'`), or start a single process"
         in done.stderr
     )
     done = run(build(project), **without)  # "start one process alone"

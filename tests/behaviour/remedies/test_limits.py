@@ -86,13 +86,13 @@ def run(script: str, *arguments: object) -> str:
     os.getuid() != 0, reason="only root can become another user, whom the limit binds"
 )
 def test_too_few_threads() -> None:
-    says = r"loader: the system refuses to start more threads: raise the limit \(`ulimit -u`\), or stop other processes"
+    says = r"loader: the system refuses to start more threads; raise the limit \(`ulimit -u`\), or stop other processes"
     assert re.search(says, run(THREADS, 10))
     assert run(THREADS, 1000) == ""
 
 
 def test_too_little_memory() -> None:
-    says = r"sample 3: out of memory \(.*\): the machine, or the job's limit, has no memory left: stop other processes, or"
+    says = r"sample 3: out of memory \(.*\); the machine, or the job's limit, has no memory left: stop other processes, or"
     assert re.search(says, run(MEMORY, 1 << 30))
     assert run(MEMORY, 4 << 30) == ""
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

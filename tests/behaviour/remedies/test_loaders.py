@@ -105,7 +105,7 @@ test_loaders = table(
            "cannot be collated .*; return tensors of the same shapes for every sample, or pass the loader a collate_fn",
            loading(transform=first), loading(transform=ragged, collate_fn=list), name="ragged samples"),
     misuse(loading(SINGLE | {"memory": LITTLE}, micro_batch_size=12),
-           "the blocks of a step of 12 samples take .*; raise `memory`, or lower micro_batch_size",
+           "blocks of a step of 12 samples: .*; raise `memory`, or lower `micro_batch_size`",
            loading(SINGLE | {"memory": 80_000}, micro_batch_size=12), loading(SINGLE | {"memory": LITTLE}, micro_batch_size=1),
            lambda bench: load(with_smaller_blocks(bench.config), {"memory": LITTLE}, micro_batch_size=12), name="little memory"),
     misuse(loading(pin_memory=True), "pin_memory: found True, but torch finds no CUDA device; remove the option", loading(),

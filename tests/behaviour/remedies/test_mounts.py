@@ -16,13 +16,13 @@ from tests.index.index_data import environment
 from tests.runs import documents, make_config, write_source
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
-ADVICE = "choose such a directory, or build with the ranks of one node"
+ADVICE = "all ranks share, or run all ranks on one node"
 SHARED = "use a .* on a file system that all ranks share, or run all ranks on one node"
 MOUNTS = {
     # a folder of the cache that rank 1 has of its own, and what is said of it
     ".": f"the cache on .* is not the one that rank 0 sees; {SHARED}",
     "fragments": f"rank 0 does not see this file, which another rank wrote; {SHARED}",
-    "lengths": f"a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on .*; {ADVICE}",
+    "lengths": f"rank 0 cannot read all of this file, which another rank wrote; use a cache on .*{ADVICE}",
 }
 
 

@@ -200,19 +200,19 @@ test_objects = table(
           env(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None, AWS_ROLE_ARN="x", AWS_WEB_IDENTITY_TOKEN_FILE="{folder}/none"),
           "the token file cannot be read; .*check AWS_WEB_IDENTITY_TOKEN_FILE or AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
           env(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y")),
-    fault("credentials that have expired", expired(), r"the credentials have expired \(ExpiredToken\): renew the credentials",
+    fault("credentials that have expired", expired(), r"the credentials have expired \(ExpiredToken\); renew the credentials",
           (expired(but="new"), env(AWS_ACCESS_KEY_ID="new"))),
     fault("public data and a user's keys", expired(), "the credentials have expired", {"anonymous": True}),
     fault("a wrong secret", answers(403, "SignatureDoesNotMatch"),
-          r"the secret key is wrong \(SignatureDoesNotMatch\): check the credentials in the environment", answers(0)),
+          r"the secret key is wrong \(SignatureDoesNotMatch\); check the credentials in the environment", answers(0)),
     fault("no permission", answers(403, "AccessDenied"),
-          r"access is denied \(AccessDenied\): grant these credentials read access .*, or set `anonymous: true` if it is public",
+          r"access is denied \(AccessDenied\); grant these credentials read access .*, or set `anonymous: true` for public data",
           answers(0)),
     fault("an archived object", answers(403, "InvalidObjectState"),
-          r"the object is archived \(InvalidObjectState\): restore it from the archive first", answers(0)),
+          r"the object is archived \(InvalidObjectState\); restore it from the archive first", answers(0)),
     fault("a proxy with a password",
           ({"endpoint": "http://behind.invalid"}, source(refuses=asks_for_password), env(HTTP_PROXY="{url}")),
-          r"the proxy asks for credentials \(HTTP 407\): set them in HTTPS_PROXY",
+          r"the proxy asks for credentials \(HTTP 407\); set them in HTTPS_PROXY",
           env(HTTP_PROXY="http://user:password@127.0.0.1:{port}")),
     fault("a proxy that does not connect", {"proxy": "{url}", "endpoint": "https://localhost:9"},
           f"the proxy does not connect; .*: {NO_PROXY}", {"proxy": None, "endpoint": "{url}"}),
@@ -226,13 +226,13 @@ test_objects = table(
           "AWS_REGION: found 'us-east-1/', expected the name of a region such as (us-east-1)", env(AWS_REGION="{1}"),
           env(AWS_REGION=None)),
     *(fault(f"another region, {code}", source(refuses=outside("eu-west-1", code)),
-            r"the bucket is in another region \(\w+\): set `region` of this prefix under `storage`, or AWS_REGION",
+            r"the bucket is in another region \(\w+\); set `region` of this prefix under `storage`, or AWS_REGION",
             {"region": "eu-west-1"}, env(AWS_REGION="eu-west-1")) for code in ("AuthorizationHeaderMalformed",
             "PermanentRedirect")),
     fault("a request that is refused", source(refuses=outside("eu-west-1", "Odd")),
           r"the store refuses the request \(HTTP 400, Odd\): check `endpoint` and `region`", {"region": "eu-west-1"}),
     fault("an endpoint that refuses", ({"endpoint": "{url}/none"}, answers(418)),
-          r"the server responded with HTTP 418: check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
+          r"the server responded with HTTP 418; check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
     fault("settings of the environment", env(AWS_SKIP_SIGNATURE="maybe"),
           "refuses its settings .*: check `storage`, and the environment variables that begin with AWS_",
           env(AWS_SKIP_SIGNATURE=None), env(AWS_SKIP_SIGNATURE="true")),
@@ -243,7 +243,7 @@ test_objects = table(
           "check the source and the network, or increase `give_up_after`",
           answers(0), (answer_later, {"give_up_after": 30})),
     fault("a clock that differs", source(refuses=with_clock(3600)),
-          r"clocks of this machine and the store differ \(RequestTimeTooSkewed\): set the clock of this machine",
+          r"clocks of this machine and the store differ \(RequestTimeTooSkewed\); set the clock of this machine",
           source(refuses=with_clock(0))),
     fault("a time that is none", source(change=with_time("yesterday")),
           "Last-Modified header that is not a time: correct the server's clock or settings, or remove the header",
@@ -273,10 +273,10 @@ test_objects = table(
       for scheme in ("s3a", "s3n")),
     # web servers
     fault("a redirect in a circle", (source(redirect="{url}/login"), at(WEB)),
-          "the server redirects in a loop: check the location, and whether it needs a login",
+          "the server redirects in a loop; check the location, and whether it needs a login",
           source(redirect=None), at("{url}/b/x?signature=of-a-login")),
     fault("a redirect to what is not HTTP", (source(redirect="ftp://h/x"), at(WEB)),
-          r"the server redirects from https:// to http://, or to a URL of another scheme, .*: check the location",
+          r"the server redirects from https:// to http://, or to a URL of another scheme, .*; check the location",
           source(redirect=None), at("{url}/b/x?token=1")),
     fault("a server that compresses", (source(change=compress), at(WEB)),
           "the server compresses its responses .*: turn off compression for these files, or copy them", source(change=None),
@@ -344,7 +344,7 @@ def test_a_certificate_that_is_not_trusted(
         case = Case(source, tmp_path, monkeypatch)
         case.location = "s3://x/x"
         case.change({"endpoint": url.removesuffix("/x")})
-        says = "TLS certificate is not trusted; .*: set `ca_file` to the PEM file of .*, or correct `endpoint`"
+        says = "TLS certificate is not trusted; .*; set `ca_file` to the PEM file of .*, or correct `endpoint`"
         with pytest.raises(MegablendError, match=says):
             case.use()
         case.change(
@@ -455,7 +455,7 @@ def test_a_cache_without_permission(swift: S3Server, monkeypatch: pytest.MonkeyP
     prefix = ObjectPrefix("s3://mine/c", parse_options({"s3://": {"give_up_after": 1.0}}))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEYS[0])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER_KEYS[1])
-    says = "cannot access the cache: access is denied .*: grant these credentials permission to read, write, list and"
+    says = "cannot access the cache: access is denied .*; grant these credentials permission to read, write, list and"
     for call in (lambda: prefix.read("x"), prefix.list_objects):
         with pytest.raises(CacheError, match=says):
             call()

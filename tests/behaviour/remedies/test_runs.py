@@ -281,7 +281,7 @@ test_runs = table(
     fault("memory for a sample", {"memory": 100},
           r"memory: found 0\.1 KiB, expected ([0-9.]+ ?[kKMGT]?i?B?) or more, the size of one sample of", {"memory": "{1}"}),
     fault("memory for a loader", {"memory": "4KiB"},
-          r"memory: found 4.0 KiB, expected ([0-9.]+ ?[kKMGT]?i?B?) or more: the blocks of", {"memory": "{1}"},
+          r"memory: found 4.0 KiB, expected ([0-9.]+ ?[kKMGT]?i?B?) or more \(blocks of", {"memory": "{1}"},
           fails=load()),
     fault("a state of another split", (), "the state belongs to split 'valid', but this dataset is split 'train'; open that",
           (),
@@ -315,10 +315,10 @@ test_runs = table(
              name=f"no cache for {name}")
       for name, call in (("gc", megablend.gc), ("verify", megablend.verify))),
     fault("a file system without locks", refuse_locks,
-          r"copy the cache to one that has locks; or, while no build is running, remove (\S+): the next build then reads",
+          r"copy the cache to one that has locks, or remove (\S+) while no build is running",
           use_copy, fails=gc),
     fault("a build without locks", refuse_locks,
-          r"while no build is running, remove (\S+): the next build then reads", build_without,
+          r"remove (\S+) while no build is running", build_without,
           fails=gc, works=()),
     fault("a cache whose lock is a link", link_lock, r"\.lock: .*links are not followed for security reasons: remove the link",
           unlink_lock,
@@ -326,13 +326,13 @@ test_runs = table(
     fault("a name that is too long", {"cache": "{folder}/" + "x" * 300}, r"File name too long\)?: use shorter names",
           {"cache": "{folder}/x"}, fails=Run.build),
     fault("a folder that is a file", (lambda bench: (bench.folder / "file").touch(), {"cache": "{folder}/file/cache"}),
-          r"Not a directory\): check the path and the file system, or use another folder",
+          r"Not a directory\); check the path and the file system, or use another folder",
           lambda bench: (bench.folder / "file").unlink(), {"cache": "{folder}/another"}, fails=build_and_use),
     misuse(export("none/order.parquet"), "none/order.parquet: its folder does not exist; create it, or write to another folder",
            export("order.parquet"), (lambda bench: (bench.folder / "none").mkdir(), export("none/order.parquet")),
            name="no folder"),
     fault("a limit on the size of files", limit_files,
-          r"\(.*File too large.*\): allow larger files \(`ulimit -f`\), or use another file system", allow_files,
+          r"\(.*File too large.*\); allow larger files \(`ulimit -f`\), or use another file system", allow_files,
           fails=Run.build),
     fault("a loader without ranks", launched_as(1, 2),
           "pass data_parallel_rank= and data_parallel_size=, or data_parallel_group=", (),
@@ -426,7 +426,7 @@ def test_a_cache_that_another_build_holds(bench: Run) -> None:
         assert other.stdout is not None
         try:
             assert other.stdout.readline() == "held\n"
-            says = r"another build has held .* \(host \S+, pid (\d+), since .*\): wait for it to finish, or stop it$"
+            says = r"another build has held .* \(host \S+, pid (\d+), since .*\); wait for that build to finish, or stop it$"
             with pytest.raises(CacheError, match=says) as caught:
                 bench.build()
             found = re.search(says, str(caught.value))

@@ -91,7 +91,7 @@ def link_to_nothing(bench: Sources) -> None:
 
 def skips(bench: Sources) -> None:
     bench.use()
-    found = f"{bench.folder}/b.parquet: a symbolic link to nothing: gone"
+    found = f"{bench.folder}/b.parquet: a broken symbolic link (to gone"
     assert build(bench.config).index.skipped == (f"source 's0': {found}",)
     assert megablend.describe(bench.config).to_dict()["index"]["sources"][0]["skipped"] == [found]
 
@@ -189,13 +189,13 @@ test_paths = table(
     *(fault(f"a slip in a name {more}", (data("book.yaml", "boook.arrow"), path("{folder}/book.arow", **more)),
             r"did you mean '(.*/boook.arrow)'\?$", path("{1}", **more)) for more in SLIPS),
     fault("a slip in a name of Parquet", path("{folder}/aa.parquet"), r"did you mean '(.*)'\?", path("{1}")),
-    fault("what cannot be read", (link_to_nothing, path("{folder}/*.parquet")), "remove dangling links.*`on_unreadable: (skip)`",
+    fault("what cannot be read", (link_to_nothing, path("{folder}/*.parquet")), "remove broken links.*`on_unreadable: (skip)`",
           ({"on_unreadable": "{1}"}, skips), lambda bench: (bench.folder / "b.parquet").unlink()),
     fault("files with different columns",
           (data("a.parquet", columns={"input_ids": INT32}), data("b.parquet", columns={"tokens": INT32}),
           path("{folder}/*.parquet")),
-          "are in column 'input_ids' of .*/a.parquet, but in 'tokens' of .*/b.parquet: list them as separate sources, or set "
-          "`column:` to a column that each of them has$",
+          "are in column 'input_ids' of .*/a.parquet, but in 'tokens' of .*/b.parquet; list the files as separate sources, or "
+          "set `column:` to a column that all of them have$",
           path("{folder}/a.parquet", "{folder}/b.parquet"),
           (data("a.parquet", "b.parquet", columns={"input_ids": INT32, "both": INT32}),
           path("{folder}/*.parquet", column="both")),

@@ -104,9 +104,9 @@ def move_config(bench: Run) -> None:
 
 
 MOVE_CACHE: Step = {"cache": "{folder}/other"}
-ADVICE = "Permission denied.*: check the permissions of the path, or use another folder"
+ADVICE = "Permission denied.*; check the permissions of the path, or use another folder"
 DATA_ADVICE = (
-    r"data/0\.parquet: cannot be read: Permission denied: check the permissions of the path(?!,)"
+    r"data/0\.parquet: cannot be read: Permission denied; check the permissions of the path(?!,)"
 )
 CLOSED = {
     "a data file": Closed("data/0.parquet", "build", DATA_ADVICE, None),
@@ -114,14 +114,14 @@ CLOSED = {
     "all data files, others skipped": Closed(
         "data/0.parquet",
         "build",
-        r"none of its files can be read: .*data/0\.parquet: .*; get permission to read them",
+        r"none of its files can be read: .*data/0\.parquet: .*; make them readable",
         None,
         {"on_unreadable": "skip"},
     ),
     "the data's folder": Closed(
         "data",
         "build",
-        "data: cannot be read: Permission denied.*: get permission, or remove dangling links",
+        "data: cannot be read: Permission denied.*; make them readable, or remove broken links",
         move_data,
     ),
     "the config": Closed(
@@ -203,7 +203,7 @@ def test_too_few_open_files(project: Run) -> None:
     for ok, said in run_all(commands, "sh", "-c", 'ulimit -S -n 6; exec "$@"', "sh"):
         assert not ok
         found = re.search(
-            r"Too many open files\): the limit is 6 open files: raise it \(`(ulimit -n \d+)`\)",
+            r"Too many open files\); raise the limit of 6 open files \(`(ulimit -n \d+)`\)",
             said,
         )
         assert found, said
@@ -221,7 +221,7 @@ def test_too_few_open_files_to_store_kernels(project: Run, limit: int) -> None:
     ((ok, said),) = run_all(commands, "sh", "-c", f'ulimit -S -n {limit}; exec "$@"', "sh")
     assert not ok
     assert "Traceback" not in said
-    found = re.search(rf"the limit is {limit} open files: raise it \(`(ulimit -n \d+)`\)", said)
+    found = re.search(rf"the limit is {limit} open files \(`(ulimit -n \d+)`\)", said)
     assert found, said
     ((ok, said),) = run_all(
         commands, "sh", "-c", f'ulimit -S -n {limit}; {found[1]}; exec "$@"', "sh"
@@ -231,8 +231,8 @@ def test_too_few_open_files_to_store_kernels(project: Run, limit: int) -> None:
 
 def test_a_hard_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, hard, says in [
-        (100, resource.RLIM_INFINITY, "the limit is 100 open files: raise it (`ulimit -n 1024`)"),
-        (1000, 2000, "the limit is 1000 open files: raise it (`ulimit -n 2000`)"),
+        (100, resource.RLIM_INFINITY, "raise the limit of 100 open files (`ulimit -n 1024`)"),
+        (1000, 2000, "raise the limit of 1000 open files (`ulimit -n 2000`)"),
         (
             500,
             500,
@@ -274,7 +274,7 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: in
     with (small_disk / "other.data").open("wb", buffering=0) as other:
         left = os.statvfs(small_disk)
         other.write(b"x" * (left.f_bavail * left.f_frsize - free))
-    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space, or use another folder"
+    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\); free disk space, or use another folder"
     refuse(project, says)
     assert project.read() == project.tokens
     # "or use another folder"
@@ -294,7 +294,7 @@ def test_a_read_only_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> 
     project.add(1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     says = (
-        r"cannot write the cache \(Read-only file system\): make it writable, or use another folder"
+        r"cannot write the cache \(Read-only file system\); make it writable, or use another folder"
     )
     refuse(project, says)
     assert project.read() == project.tokens
@@ -332,7 +332,7 @@ INJECTED = {
         "read:error=ESTALE",
         "cache/runs/default.json",
         "describe",
-        r"default\.json.*Stale file handle.*: try again, and check the mount if it happens again",
+        r"default\.json.*Stale file handle.*; try again, and check the mount if it happens again",
     ),
     "ENOMEM": Injected(
         "mmap:error=ENOMEM",
@@ -344,7 +344,7 @@ INJECTED = {
         "fsync:error=EDQUOT",
         None,
         "build",
-        r"cannot write the cache \(Disk quota exceeded.*: free space within your disk quota, or use another folder",
+        r"cannot write the cache \(Disk quota exceeded.*; free space within your disk quota, or use another folder",
         MOVE_CACHE,
     ),
 }

@@ -290,7 +290,7 @@ def test_a_new_record_does_not_replace_one_of_another_process(prefix: ObjectPref
     store.write_record(RUNS, "a", "x", None)
     with pytest.raises(
         OvertakenError,
-        match=r"/runs/a: another process changed it in the meantime; repeat the command$",
+        match=r"/runs/a: was changed by another process in the meantime; run the command again$",
     ):
         store.write_record(RUNS, "a", "y", None)
     record = store.read_record(RUNS, "a")

@@ -119,7 +119,7 @@ def test_a_stream_takes_a_number_a_batch_of_the_index(tmp_path: Path) -> None:
 def test_places_outside_the_file_are_refused(path: Path, name: str, value: list[int]) -> None:
     size = path.stat().st_size
     packed = pack_places(read_stream(str(path), size, STORAGE).places)
-    with pytest.raises(DataError, match="the index has wrong positions for its batches"):
+    with pytest.raises(DataError, match="the index has wrong positions for the batches"):
         unpack_places(str(path), packed | {name: value}, size)
 
 

@@ -57,12 +57,12 @@ def test_too_few_open_files_are_named(data: Path, tmp_path: Path) -> None:
     try:
         with pytest.raises(
             CacheError,
-            match=r"\(Too many open files\): the limit is 0 open files: raise it \(`ulimit -n 1024`\)",
+            match=r"\(Too many open files\); raise the limit of 0 open files \(`ulimit -n 1024`\)",
         ):
             replace_file(tmp_path / "x", b"")
         with pytest.raises(
             DataError,
-            match=r"Too many open files: the limit is 0 open files: raise it \(`ulimit -n 1024`\)",
+            match=r"Too many open files; raise the limit of 0 open files \(`ulimit -n 1024`\)",
         ):
             LocalStorage().read(str(data / "1.arrow"), 0, 1)
     finally:

@@ -155,7 +155,7 @@ def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) 
     block = store.snapshot.blocks(np.array([0]))[0]
     at = int(block["offset"] + block["stored_bytes"]) - 3
     write_in_place(path, before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :], stat)
-    says = r"restore the file; or, if the checksums were made from a wrong file, remove the cache's folder `(\w+)` and run "
+    says = r"restore the file, or, if the checksums are those of a wrong file, remove the cache's folder `(\w+)` and run "
     with pytest.raises(
         CorruptFileError, match=f"{says}`megablend build CONFIG --checksums`"
     ) as caught:
@@ -220,12 +220,12 @@ def test_checksums_decide_about_local_files_that_were_replaced(
     restored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given, path, before, place = change_outside_the_samples(tmp_path, checksums=True)
-    says = rf"{path} at byte \d+: \d+ bytes differ from their checksum in the index, .* times in a row: restore the file"
+    says = rf"{path} at byte \d+: \d+ bytes differ from their checksum in the index, .* times in a row; restore the file"
     with pytest.raises(CorruptFileError, match=says):
         tokens_at(given["cache"], place)
     (record,) = (each for each in caplog.records if "moved, copied or touched" in each.getMessage())
     assert (
-        "; each block is compared with its checksum when it is read, and `megablend verify"
+        "; other blocks are compared when they are read, or all now by `megablend verify"
         in record.getMessage()
     )
     (problem,) = megablend.verify(given["cache"], data=True).problems
@@ -248,10 +248,7 @@ def test_without_checksums_a_warning_says_so(
 ) -> None:
     given, _, _, place = change_outside_the_samples(tmp_path, checksums=False)
     tokens_at(given["cache"], place)
-    says = (
-        "no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`), so nothing more is "
-        "compared"
-    )
+    says = "are unchanged; nothing more is compared"
     assert any(says in record.getMessage() for record in caplog.records)
 
 

@@ -111,22 +111,22 @@ FAULTS = {
         location="s3://", code=2, message=r"found '' as the bucket, expected s3://bucket/key"
     ),
     "region is wrong": Fault(
-        settings={"region": "eu-west-1"}, message=r"in another region \(\w+\): set `region`"
+        settings={"region": "eu-west-1"}, message=r"in another region \(\w+\); set `region`"
     ),
     "secret is wrong": Fault(
         keys=("test:tester", CANARY),
-        message=r"the secret key is wrong \(\w+\): check the credentials",
+        message=r"the secret key is wrong \(\w+\); check the credentials",
     ),
     "access key is wrong": Fault(
         keys=(CANARY, "x"), message=r"InvalidAccessKeyId|SignatureDoesNotMatch"
     ),
     "403": Fault(
-        keys=READER_KEYS, message=r"cannot be read: access is denied \(AccessDenied\): grant"
+        keys=READER_KEYS, message=r"cannot be read: access is denied \(AccessDenied\); grant"
     ),
     "403, LIST": Fault(
         location="s3://failures/*",
         keys=READER_KEYS,
-        message=r"cannot be listed: access is denied \(AccessDenied\): grant",
+        message=r"cannot be listed: access is denied \(AccessDenied\); grant",
     ),
     "DNS": no_server(r"cannot be resolved; tried \d+ times", endpoint="http://no.such.invalid"),
     "no server": no_server(r"no connection to the server; tried \d", endpoint="http://127.0.0.1:9"),
@@ -150,10 +150,10 @@ FAULTS = {
         truncate_object, r"was replaced while it was in use \(it has 4 bytes, but had 10\)"
     ),
     "keys expired": while_reading(
-        let_keys_expire, r"the credentials have expired \(ExpiredToken\): renew"
+        let_keys_expire, r"the credentials have expired \(ExpiredToken\); renew"
     ),
     "access is taken away": while_reading(
-        close_to_all, r"cannot be read: access is denied \(AccessDenied\): grant these credentials"
+        close_to_all, r"cannot be read: access is denied \(AccessDenied\); grant these credentials"
     ),
     "broken": while_reading(break_down, r"the source failed \(HTTP 500\); tried \d+ times in \d s"),
     "gone": while_reading(
@@ -245,7 +245,7 @@ def test_expired_credentials_are_asked_for_again_and_then_told(
         error = fail("s3://b/x", 5, endpoint=source.url)
         assert isinstance(error, DataError)
         assert error.problem.startswith(
-            "cannot be read: the credentials have expired (ExpiredToken): renew"
+            "cannot be read: the credentials have expired (ExpiredToken); renew"
         )
         assert source.requests == 3 + 1  # and one for the end of the object
         assert CANARY not in "".join(traceback.format_exception(error))

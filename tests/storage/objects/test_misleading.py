@@ -176,15 +176,15 @@ def console(stack: ExitStack, status: int, key: str) -> tuple[str, Settings]:
     return f"s3://bucket/{key}", {"s3://bucket": {"endpoint": url, "anonymous": True}}
 
 
-IN_IT = "contains the bucket's name: write http://127.0.0.1:"
-PAGE = "responds with a web page: set the address of the store, not that of its console"
+IN_IT = "contains the bucket's name; write http://127.0.0.1:"
+PAGE = "responds with a web page; set `endpoint` to the store, not to its console"
 SITUATIONS = [
     Situation("an endpoint that ends with the bucket", bucket_in_the_path, IN_IT),
     Situation("the same of a key", bucket_in_the_path_of_a_key, IN_IT),
     Situation(
         "an endpoint that begins with the bucket",
         bucket_in_the_host,
-        "bucket's name: write http://0.0.1:",
+        "bucket's name; write http://0.0.1:",
     ),
     Situation(
         "the same with hosts of buckets",
@@ -276,5 +276,5 @@ def test_credentials_that_expire_during_a_run_are_not_a_file_to_restore(tmp_path
         source.faults = Faults(status={400: 1.0})
         with pytest.raises(DataError, match=r"needed for sample 0 of train, source 'a'") as caught:
             dataset[0]
-    assert "the credentials have expired (ExpiredToken): renew the credentials" in str(caught.value)
+    assert "the credentials have expired (ExpiredToken); renew the credentials" in str(caught.value)
     assert "restore" not in str(caught.value)

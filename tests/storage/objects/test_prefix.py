@@ -80,7 +80,7 @@ def test_a_write_whose_connection_breaks(
         for call in (prefix.write, prefix.create):
             with pytest.raises(
                 CacheError,
-                match=f"s3://b/c/x: cannot access the cache: {says}; .*: check the write permission",
+                match=f"s3://b/c/x: cannot access the cache: {says}; .*; check the write permission",
             ):
                 call("x", b"1")
         assert f"s3://b: {says}; 1 requests are being retried" in caplog.text
@@ -159,9 +159,9 @@ def test_a_lost_response_to_the_joining_of_parts_and_refused_removals(
         assert prefix.write_all({"x": tmp_path / "file"}) == {"x": "e"}
         assert Joining.objects == [b"012345"] * 2
         for code, says in {
-            "AccessDenied": "access is denied (AccessDenied): grant these credentials permission to read, write, list and delete",
-            "ObjectLocked": "the store did not remove the object (ObjectLocked): grant these credentials permission to delete it",
-            "403": "access is denied (HTTP 403): grant these credentials permission to read, write, list and delete",
+            "AccessDenied": "access is denied (AccessDenied); grant these credentials permission to read, write, list and delete",
+            "ObjectLocked": "the store did not remove the object (ObjectLocked); grant these credentials permission to delete it",
+            "403": "access is denied (HTTP 403); grant these credentials permission to read, write, list and delete",
             "InternalError": "the source failed (InternalError); tried ",
             "ServiceUnavailable": "the source is busy (ServiceUnavailable); tried ",
         }.items():

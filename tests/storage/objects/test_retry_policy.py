@@ -104,7 +104,7 @@ def test_when_it_is_given_up(
         trial.run([before])
     with pytest.raises(
         DataError,
-        match=r"cannot be read: it failed; tried \d+ times in \d+ s: (check|the server has never)",
+        match=r"cannot be read: it failed; tried \d+ times in \d+ s; (check|the server has never)",
     ):
         trial.run(repeat(kind))
     assert most_seconds <= sum(trial.pauses) < most_seconds + 10

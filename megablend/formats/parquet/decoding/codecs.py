@@ -45,7 +45,7 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     function, _ = CODECS[codec]
     if size > max_decompressed_size(codec, len(data)):
         raise MalformedError(
-            f"{len(data)} bytes of {name_of(CodecId, codec)} cannot decompress to {size} bytes, the size in its header"
+            f"{len(data)} bytes of {name_of(CodecId, codec)} cannot decompress to {size} bytes, the size in the page's header"
         )
     try:
         out = function(data, size)
@@ -55,7 +55,7 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
         ) from error
     if len(out) != size:
         raise MalformedError(
-            f"it decompresses to {len(out)} bytes, expected {size} (from its header)"
+            f"its data decompresses to {len(out)} bytes, expected {size} (from the page's header)"
         )
     return out
 
@@ -100,7 +100,7 @@ def _snappy(data: memoryview, size: int) -> Buffer:
             break
     if length != size:
         raise MalformedError(
-            f"it decompresses to {length} bytes, expected {size} (from its header)"
+            f"its data decompresses to {length} bytes, expected {size} (from the page's header)"
         )
     return _one_shot("snappy", data, size)
 
@@ -144,7 +144,7 @@ def _lz4_blocks(blocks: Sequence[tuple[memoryview, int]], size: int) -> Buffer:
         )
         if expand_lz4_plainly(*fields) >= 0:
             raise MalformedError(
-                f"its LZ4 data does not decompress to the {decoded} bytes that its header states"
+                f"its LZ4 data does not decompress to {decoded} bytes, the size in the page's header"
             )
         address += decoded
     return out

@@ -119,7 +119,7 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
     first = int(np.argmax(miscounted))
     return (
         f"the page indexes of {miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) "
-        "contradict the metadata of their column chunks, so their pages were counted by their headers"
+        "contradict the metadata of their column chunks, so the page headers were read instead"
     )
 
 
