@@ -248,7 +248,7 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
     """
     return CorruptFileError(
         path,
-        f"truncated: expected {size} bytes here, but the file ends at byte {found}; restore the file",
+        f"is truncated (expected {size} bytes here, but the file ends at byte {found}); restore the file",
         offset=offset,
     )
 

@@ -111,7 +111,7 @@ def _decompress(stored: _Pieces, file: TextFile) -> Iterator[Piece]:
                 remedy = zstd_remedy
         raise CorruptFileError(
             file.path,
-            f"cannot be decompressed ({reason}): {remedy}, or set `on_unreadable: skip`",
+            f"cannot be decompressed ({reason}); {remedy}, or set `on_unreadable: skip`",
             offset=stored.position,
         ) from error
 

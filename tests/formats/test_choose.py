@@ -47,11 +47,11 @@ REFUSED = [
     ),
     (
         {"input_ids": UNSIGNED, "places": LISTS},
-        r"'input_ids', .*uint64.*if the tokens are in 'places', set `column: places`",
+        r"'input_ids' .*uint64.*if the tokens are in 'places', set `column: places`",
     ),
     (
         {"tokens": FLOATS, "places": LISTS},
-        r"column 'tokens', .*if the tokens are in 'places', set `column: places`",
+        r"column 'tokens' .*if the tokens are in 'places', set `column: places`",
     ),
 ]
 

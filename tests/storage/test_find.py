@@ -108,7 +108,7 @@ def test_links_to_nothing_are_reported(tmp_path: Path) -> None:
     assert found.files == []
     assert found.unreadable == {
         f"{tmp_path}/f.x": "a broken symbolic link (to nowhere)",
-        f"{tmp_path}/g.x": "Too many levels of symbolic links: g.x",
+        f"{tmp_path}/g.x": "Too many levels of symbolic links (to g.x)",
     }
     assert list(find_files(f"{tmp_path}/f.x").unreadable) == [f"{tmp_path}/f.x"]
     (tmp_path / "folder").symlink_to("nowhere")

@@ -45,7 +45,7 @@ def test_read_gives_exactly_what_is_asked(tmp_path: Path, storage: LocalStorage)
     assert storage.read(str(path), 3, 4) == b"3456"
     assert storage.read(str(path), 10, 0) == b""
     with pytest.raises(
-        CorruptFileError, match=r"x at byte 8: truncated: expected 4 bytes .* ends at byte 10"
+        CorruptFileError, match=r"x at byte 8: is truncated \(expected 4 bytes .* ends at byte 10"
     ):
         storage.read(str(path), 8, 4)
     with pytest.raises(CorruptFileError, match="truncated"):

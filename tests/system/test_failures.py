@@ -18,21 +18,21 @@ from megablend.system.failures import remedy_of, translate, translating
 def test_an_error_of_the_system_has_path_cause_and_remedy(number: int) -> None:
     with pytest.raises(ResourceError) as caught, translating("here"):
         raise OSError(number, os.strerror(number), "/some/file")
-    assert str(caught.value) == f"/some/file: {os.strerror(number)}: {remedy_of(number)}"
+    assert str(caught.value) == f"/some/file: {os.strerror(number)}; {remedy_of(number)}"
     assert caught.value.exit_code == 3
     assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_one_that_names_no_file_gets_the_place() -> None:
     with (
-        pytest.raises(ResourceError, match=r"^/data/cache: Input/output error: the disk"),
+        pytest.raises(ResourceError, match=r"^/data/cache: Input/output error; the disk"),
         translating("/data/cache"),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_memory_that_is_not_there() -> None:
-    says = r"^sample 3: out of memory \(Unable to allocate .*\): .*lower `memory:`"
+    says = r"^sample 3: out of memory \(Unable to allocate .*\); .*lower `memory:`"
     with pytest.raises(ResourceError, match=says), translating("sample 3"):
         np.empty(1 << 60, np.uint8)
 
@@ -40,7 +40,7 @@ def test_memory_that_is_not_there() -> None:
 @pytest.mark.parametrize(("name", "encoding"), [("/a\udcff", "utf-8"), ("/\xe4", "ascii")])
 def test_a_name_that_the_encoding_has_not(name: str, encoding: str) -> None:
     says = (
-        f"^here: {re.escape(ascii(name))} cannot be encoded as {encoding}: use .* PYTHONUTF8=1 if"
+        f"^here: {re.escape(ascii(name))} cannot be encoded as {encoding}; use .* PYTHONUTF8=1 if"
     )
     with pytest.raises(ConfigError, match=says), translating("here"):
         name.encode(encoding)
@@ -56,7 +56,7 @@ def test_threads_that_are_not_there() -> None:
         raise RuntimeError("can't start new thread")
 
 
-@pytest.mark.parametrize(("limit", "raised"), [(8, "the limit is 8 open files"), (4096, "")])
+@pytest.mark.parametrize(("limit", "raised"), [(8, "raise the limit of 8 open files"), (4096, "")])
 def test_kernels_that_cannot_be_stored(
     monkeypatch: pytest.MonkeyPatch, limit: int, raised: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_kernels_that_cannot_be_stored(
     translated = translate(error, "build")
     assert isinstance(translated, ResourceError)
     assert str(translated).startswith(
-        f"build: compiled kernels cannot be stored ({error}): {raised}"
+        f"build: compiled kernels cannot be stored ({error}); {raised}"
     )
     assert str(translated).endswith(
         "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
@@ -96,7 +96,7 @@ def test_what_is_not_the_systems_stays_as_it_is(error: Exception) -> None:
 
 def test_the_limit_of_open_files_is_told() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert f"the limit is {limit} open files" in remedy_of(errno.EMFILE)
+    assert f"the limit of {limit} open files" in remedy_of(errno.EMFILE)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,6 @@ def test_a_library_that_there_is_no_memory_for_is_a_lack_of_memory(error: Except
     translated = translate(error, "build")
     assert isinstance(translated, ResourceError)
     assert str(translated).startswith(
-        f"build: a library cannot be loaded ({error}): the machine, or the job's limit, has no memory"
+        f"build: a library cannot be loaded ({error}); the machine, or the job's limit, has no memory"
     )
     assert translate(ImportError("No module named 'x'"), "build") is None

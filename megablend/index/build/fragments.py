@@ -217,7 +217,7 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         remedy = ", or ".join(dict.fromkeys([cache_remedy_of(error.errno, path), REMOVE_REMEDY]))
-        raise CacheError(f"{path}: cannot be read ({cause_of(error)}): {remedy}") from error
+        raise CacheError(f"{path}: cannot be read ({cause_of(error)}); {remedy}") from error
 
 
 def _dump(content: dict[str, Any]) -> str:

@@ -99,7 +99,7 @@ class Database:
                 return self._try(statement, rows)
         except (sqlite3.Error, OSError) as error:
             self.close()
-            problem = f"cannot be used ({error}); free disk space, check the disk"
+            problem = f"cannot be used ({error}); free disk space, or check the disk"
             if self._is_lasting:
                 raise DataError(str(self._path), problem) from error
             self._log.warn(str(self._path), f"{problem}{_REMOVE}")

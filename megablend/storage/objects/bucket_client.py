@@ -334,7 +334,7 @@ def _error_of(
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,
-            f"truncated: expected {stop - start} bytes here, but the object ends before that; "
+            f"is truncated (expected {stop - start} bytes here, but the object ends before that); "
             "restore the object",
             offset=start,
         )

@@ -358,7 +358,7 @@ class ObjectStorage:
                 )
             raise CorruptFileError(
                 path,
-                f"truncated: expected {size} bytes here, but the file ends at byte {file_size}; restore the file",
+                f"is truncated (expected {size} bytes here, but the file ends at byte {file_size}); restore the file",
                 offset=offset,
             )
 

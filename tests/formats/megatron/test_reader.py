@@ -128,7 +128,7 @@ def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:
         (0, b"MMIDIDY", r"at byte 0: begins with .*not an \.idx file"),
         (0, b"TNTIDX\0\0", r"legacy format; recreate it"),
         (9, struct.pack("<Q", 2), "at byte 9: has version 2"),
-        (17, b"\x0b", "at byte 17: dtype code 11 is unknown"),
+        (17, b"\x0b", "at byte 17: has the unknown dtype code 11"),
         (
             18,
             struct.pack("<Q", 8),

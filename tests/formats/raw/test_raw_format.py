@@ -171,13 +171,13 @@ def test_documents_are_those_of_a_naive_split(
             llmc_header("uint16", 3) + b"1234",
             {},
             CorruptFileError,
-            "its llm.c header states 3 tokens of uint16: truncated",
+            "its llm.c header states 3 tokens of uint16 \\(truncated",
         ),
         (
             llmc_header("uint16", 1) + b"1234",
             {},
             CorruptFileError,
-            "states 1 tokens of uint16: something was appended, or the header is wrong; restore it",
+            "states 1 tokens of uint16 \\(something was appended, or the header is wrong\\); restore it",
         ),
         (
             llmc_header("uint16", 2) + b"1234",

@@ -141,7 +141,7 @@ def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
     )
     assert [file.name for file in listing.files] == ["a.arrow"]
     assert listing.skipped == tuple(
-        f"{tmp_path}/{n}.arrow: a broken symbolic link (to gone.arrow" for n in "bc"
+        f"{tmp_path}/{n}.arrow: a broken symbolic link (to gone.arrow)" for n in "bc"
     )
 
 
@@ -149,7 +149,7 @@ def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.arrow").symlink_to("gone.arrow")
     with pytest.raises(
         ConfigError,
-        match=r"source 'source': none of its files can be read: .*b.arrow: a symbolic link",
+        match=r"source 'source': none of its files can be read: .*b.arrow: a broken symbolic link",
     ):
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
 
