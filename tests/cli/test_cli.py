@@ -371,7 +371,7 @@ def test_output_that_is_closed_or_full(built: Path, command: str, exit_code: int
     assert "Traceback" not in done.stderr
     if exit_code == 3:
         assert done.stderr.startswith(
-            f"megablend: `megablend describe {built}`: No space left on device: "
+            f"megablend: `megablend describe {built}`: No space left on device; "
         )
         assert done.stderr.count("\n") == 1
 

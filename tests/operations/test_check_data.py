@@ -163,7 +163,7 @@ def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
     done = runner_with_stderr().invoke(cli, ["check", str(path), "--data"])
     assert done.exit_code == 3
     assert (
-        f"{first}: cannot be read: Input/output error: the disk or the file server is failing"
+        f"{first}: cannot be read: Input/output error; the disk or the file server is failing"
         in done.output
     )
     assert done.output.splitlines()[-1] == says

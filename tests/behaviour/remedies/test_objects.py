@@ -230,7 +230,7 @@ test_objects = table(
             {"region": "eu-west-1"}, env(AWS_REGION="eu-west-1")) for code in ("AuthorizationHeaderMalformed",
             "PermanentRedirect")),
     fault("a request that is refused", source(refuses=outside("eu-west-1", "Odd")),
-          r"the store refuses the request \(HTTP 400, Odd\): check `endpoint` and `region`", {"region": "eu-west-1"}),
+          r"the store refuses the request \(HTTP 400, Odd\); check `endpoint` and `region`", {"region": "eu-west-1"}),
     fault("an endpoint that refuses", ({"endpoint": "{url}/none"}, answers(418)),
           r"the server responded with HTTP 418; check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
     fault("settings of the environment", env(AWS_SKIP_SIGNATURE="maybe"),
@@ -475,7 +475,7 @@ def test_a_cache_with_a_key_that_cannot_be_listed(
     with OddSource({"b/c/runs/x": b"1", "b/c/runs//y": b"1"}) as source:
         case = Case(source, tmp_path, monkeypatch)
         prefix = ObjectPrefix("s3://b/c", parse_options({"s3://": case.settings}))
-        says = r"s3://b/c: cannot access the cache: the object c/runs//y has an empty part, .*: remove it"
+        says = r"s3://b/c: cannot access the cache: the object c/runs//y has an empty part, .*; remove it"
         with pytest.raises(CacheError, match=says):
             prefix.list_objects()
         del source.files["b/c/runs//y"]

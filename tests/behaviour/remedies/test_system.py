@@ -320,7 +320,7 @@ INJECTED = {
         "pread64:error=EIO",
         "data/0.parquet",
         "show",
-        r"0\.parquet: cannot be read: Input/output error: the disk or the file server is failing: check it, then try again",
+        r"0\.parquet: cannot be read: Input/output error; the disk or the file server is failing: check it, then try again",
     ),
     "EIO of the cache": Injected(
         "read:error=EIO",
@@ -332,7 +332,7 @@ INJECTED = {
         "read:error=ESTALE",
         "cache/runs/default.json",
         "describe",
-        r"default\.json.*Stale file handle.*; try again, and check the mount if it happens again",
+        r"default\.json.*Stale file handle.*: try again, and check the mount if it happens again",
     ),
     "ENOMEM": Injected(
         "mmap:error=ENOMEM",

@@ -65,7 +65,7 @@ def test_no_damage_is_taken_for_a_fragment(tmp_path: Path) -> None:
 
 
 def test_a_fragment_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    says = rf"{tmp_path}: cannot be read \(Is a directory\): remove it and build again"
+    says = rf"{tmp_path}: cannot be read \(Is a directory\); remove it and build again"
     with pytest.raises(CacheError, match=says):
         read_fragment(tmp_path)
 
