@@ -259,7 +259,7 @@ def test_a_store_in_which_several_writes_of_an_object_succeed(
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
     monkeypatch.setattr(store, "_ROUNDS", 10)
     local, config = configs(tmp_path, "s3://remedies/of/x")
-    says = "this store ignores `If-None-Match: .*: use a store that honours it, or keep the cache in a folder"
+    says = "this store ignores `If-None-Match: .*; use a store that honours it, or keep the cache in a folder"
     with pytest.raises(CacheError, match=says):
         megablend.build(config)
     megablend.build(local)  # "keep the cache in a folder"

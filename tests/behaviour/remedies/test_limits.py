@@ -114,5 +114,5 @@ def test_more_cached_blocks_than_memory_has_room_for(tmp_path: Path) -> None:
     megablend.build(str(project))
     lower.write_text(f"memory: 24MiB\n{settings}")
     said, found = run(READING, project, lower).splitlines()
-    assert re.search(r": out of memory \(.*\): .*; lower `memory:` if it is set", said)
+    assert re.search(r": out of memory \(.*\); .*; lower `memory:` if it is set", said)
     assert found == "read"

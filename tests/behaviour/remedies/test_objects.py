@@ -234,7 +234,7 @@ test_objects = table(
     fault("an endpoint that refuses", ({"endpoint": "{url}/none"}, answers(418)),
           r"the server responded with HTTP 418; check the location and `endpoint`", (answers(0), {"endpoint": "{url}"})),
     fault("settings of the environment", env(AWS_SKIP_SIGNATURE="maybe"),
-          "refuses its settings .*: check `storage`, and the environment variables that begin with AWS_",
+          "refuses its settings .*; check `storage`, and the environment variables that begin with AWS_",
           env(AWS_SKIP_SIGNATURE=None), env(AWS_SKIP_SIGNATURE="true")),
     fault("credentials of Google that are not there", (env(GOOGLE_APPLICATION_CREDENTIALS="{folder}/none"), at("gs://b/x")),
           "correct GOOGLE_APPLICATION_CREDENTIALS; or unset it, and set `anonymous: true` under `storage` for public data",
@@ -256,7 +256,7 @@ test_objects = table(
           "the pattern has an empty part, .*; remove that part from the pattern",
           has("b/a/x", "s3://b/a/*")),
     fault("a key with an empty part among others", add_bad_key,
-          r"the object s3://b/dir//x has an empty part, .*: copy it to a key without such parts and remove it, or "
+          r"the object s3://b/dir//x has an empty part, .*; copy it to a key without such parts and remove it, or "
           r"use a pattern for",
           copy_and_remove, at("s3://b/g*/**/x")),
     fault("a user in a URL", at("http://u:p@127.0.0.1:{port}/b/x"), "contains a user or password; remove it from the URL",
@@ -524,7 +524,7 @@ def test_a_profile_that_nobody_is_signed_in_with(tmp_path: Path) -> None:
     with OddSource({"b/x": DATA}) as source:
         with pytest.raises(
             MegablendError,
-            match=r"profile 'signed-in' of .*: run `aws sso login --profile signed-in`",
+            match=r"profile 'signed-in' of .*; run `aws sso login --profile signed-in`",
         ):
             read(source, profile="signed-in")
         sign_in(tmp_path)
