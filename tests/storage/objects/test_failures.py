@@ -98,7 +98,7 @@ def while_reading(happens: Callable[[FaultySource], None], message: str) -> Faul
 FAULTS = {
     "bucket is missing": Fault(
         location="s3://nobucket/a",
-        message=r"cannot be read: there is no such bucket \(NoSuchBucket\): check",
+        message=r"cannot be read: there is no such bucket \(NoSuchBucket\); check",
     ),
     "bucket is missing, LIST": Fault(
         location="s3://nobucket/*",
