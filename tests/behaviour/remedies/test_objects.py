@@ -175,7 +175,7 @@ NO_PROXY = "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
 
 # fmt: off
 test_objects = table(
-    fault("no bucket", at("s3://buckett/x"), r"there is no such bucket \(NoSuchBucket\): check its name, `endpoint` and `region`",
+    fault("no bucket", at("s3://buckett/x"), r"there is no such bucket \(NoSuchBucket\); check its name, `endpoint` and `region`",
           at("s3://b/x")),
     fault("no server", {"endpoint": "http://127.0.0.1:9"},
           "no connection to the server; .*check `endpoint`, `proxy` and the network",
@@ -391,7 +391,7 @@ AZURE = [
     (
         {},
         "az://none/x",
-        r"there is no such container \(ContainerNotFound\): check its name and the account",
+        r"there is no such container \(ContainerNotFound\); check its name and the account",
         [({}, {})],
     ),
     (
