@@ -91,7 +91,7 @@ def link_to_nothing(bench: Sources) -> None:
 
 def skips(bench: Sources) -> None:
     bench.use()
-    found = f"{bench.folder}/b.parquet: a broken symbolic link (to gone"
+    found = f"{bench.folder}/b.parquet: a broken symbolic link (to gone)"
     assert build(bench.config).index.skipped == (f"source 's0': {found}",)
     assert megablend.describe(bench.config).to_dict()["index"]["sources"][0]["skipped"] == [found]
 
