@@ -215,7 +215,7 @@ test_objects = table(
           r"the proxy asks for credentials \(HTTP 407\); set them in HTTPS_PROXY",
           env(HTTP_PROXY="http://user:password@127.0.0.1:{port}")),
     fault("a proxy that does not connect", {"proxy": "{url}", "endpoint": "https://localhost:9"},
-          f"the proxy does not connect; .*: {NO_PROXY}", {"proxy": None, "endpoint": "{url}"}),
+          f"the proxy does not connect; .*; {NO_PROXY}", {"proxy": None, "endpoint": "{url}"}),
     fault("a missing ca_file", {"ca_file": "{folder}/none.pem"}, "ca_file .*none.pem cannot be read", write_pem,
           {"ca_file": None}),
     fault("an empty ca_file", (lambda case: (case.folder / "none.pem").touch(), {"ca_file": "{folder}/none.pem"}),
@@ -246,7 +246,7 @@ test_objects = table(
           r"clocks of this machine and the store differ \(RequestTimeTooSkewed\); set the clock of this machine",
           source(refuses=with_clock(0))),
     fault("a time that is none", source(change=with_time("yesterday")),
-          "Last-Modified header that is not a time: correct the server's clock or settings, or remove the header",
+          "Last-Modified header that is not a time; correct the server's clock or settings, or remove the header",
           source(change=with_time("Wed, 21 Oct 2015 07:28:00 GMT")), source(change=with_time(None))),
     # locations
     fault("an empty part of a key", at("s3://b/a//x"),
@@ -279,7 +279,7 @@ test_objects = table(
           r"the server redirects from https:// to http://, or to a URL of another scheme, .*; check the location",
           source(redirect=None), at("{url}/b/x?token=1")),
     fault("a server that compresses", (source(change=compress), at(WEB)),
-          "the server compresses its responses .*: turn off compression for these files, or copy them", source(change=None),
+          "the server compresses its responses .*; turn off compression for these files, or copy them", source(change=None),
           copy_to_a_file),
     # packages
     fault("a client that is not installed", without_package("obstore"),
@@ -310,7 +310,7 @@ def whole_files(tmp_path: Path) -> Iterator[str]:
 
 def test_a_server_without_ranges(whole_files: str, tmp_path: Path) -> None:
     says = (
-        "the server does not support byte-range requests: use a server that does, or copy the file"
+        "the server does not support byte-range requests; use a server that does, or copy the file"
     )
     with pytest.raises(MegablendError, match=says):
         make_storage().read(f"{whole_files}/x", 2, 3)
@@ -365,7 +365,7 @@ def test_a_proxy_of_the_environment(
             objects=parse_options({"https://": {"ca_file": str(certificate), "give_up_after": 0.5}})
         )
         case.env(HTTPS_PROXY=proxy.url)
-        with pytest.raises(MegablendError, match=f"the proxy does not connect; .*: {NO_PROXY}"):
+        with pytest.raises(MegablendError, match=f"the proxy does not connect; .*; {NO_PROXY}"):
             storage.stat(url)
         case.env(**({"NO_PROXY": "localhost"} if variable == "NO_PROXY" else {"HTTPS_PROXY": None}))
         assert storage.stat(url).size == 4

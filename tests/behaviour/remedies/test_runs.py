@@ -323,7 +323,7 @@ test_runs = table(
     fault("a cache whose lock is a link", link_lock, r"\.lock: .*links are not followed for security reasons: remove the link",
           unlink_lock,
           fails=Run.build),
-    fault("a name that is too long", {"cache": "{folder}/" + "x" * 300}, r"File name too long\)?: use shorter names",
+    fault("a name that is too long", {"cache": "{folder}/" + "x" * 300}, r"File name too long\)?; use shorter names",
           {"cache": "{folder}/x"}, fails=Run.build),
     fault("a folder that is a file", (lambda bench: (bench.folder / "file").touch(), {"cache": "{folder}/file/cache"}),
           r"Not a directory\); check the path and the file system, or use another folder",

@@ -165,7 +165,7 @@ def raise_caps(bench: Sources) -> None:
 test_paths = table(
     *folders(),
     fault("a folder of shards that are not read", (data("x/shard.00000.mds", "x/index.json"), path("{folder}/x")),
-          "contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet",
+          "contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet",
           (data("x/a.parquet"), path("{folder}/x/*.parquet"))),
     fault("an empty folder", (lambda bench: (bench.folder / "x").mkdir(), path("{folder}/x")),
           r"it contains no files that megablend reads \(.parquet,", (data("x/a.parquet"), path("{folder}/x/*.parquet"))),

@@ -104,7 +104,7 @@ def move_config(bench: Run) -> None:
 
 
 MOVE_CACHE: Step = {"cache": "{folder}/other"}
-ADVICE = "Permission denied.*; check the permissions of the path, or use another folder"
+ADVICE = "Permission denied.*[:;] check the permissions of the path, or use another folder"
 DATA_ADVICE = (
     r"data/0\.parquet: cannot be read: Permission denied; check the permissions of the path(?!,)"
 )
@@ -221,7 +221,7 @@ def test_too_few_open_files_to_store_kernels(project: Run, limit: int) -> None:
     ((ok, said),) = run_all(commands, "sh", "-c", f'ulimit -S -n {limit}; exec "$@"', "sh")
     assert not ok
     assert "Traceback" not in said
-    found = re.search(rf"the limit is {limit} open files \(`(ulimit -n \d+)`\)", said)
+    found = re.search(rf"raise the limit of {limit} open files \(`(ulimit -n \d+)`\)", said)
     assert found, said
     ((ok, said),) = run_all(
         commands, "sh", "-c", f'ulimit -S -n {limit}; {found[1]}; exec "$@"', "sh"

@@ -99,7 +99,7 @@ FAULTS = {
     ),
     "whole files": (
         Server(send_whole),
-        "does not support byte-range requests: use a server that does, or copy",
+        "does not support byte-range requests; use a server that does, or copy",
     ),
     "a page to log in": (Server(send_page), "does not support byte-range requests"),
     "whole files, refuses HEAD": (
@@ -108,15 +108,15 @@ FAULTS = {
     ),
     "compresses": (
         Server(compress),
-        r"compresses its responses \(Content-Encoding: gzip\): turn off compression",
+        r"compresses its responses \(Content-Encoding: gzip\); turn off compression",
     ),
     "chunks": (
         Server(send_in_chunks),
-        "responses have no Content-Length: use a server that sends it, or copy the file",
+        "responses have no Content-Length; use a server that sends it, or copy the file",
     ),
     "no Content-Range": (
         Server(without("Content-Range")),
-        "responses have no Content-Range: use a server that sends it",
+        "responses have no Content-Range; use a server that sends it",
     ),
     "no size": (
         Server(with_header("Content-Range", "bytes 0-0/*")),
