@@ -95,7 +95,7 @@ SERVERS = {
 FAULTS = {
     "redirects in a loop": (
         Server(redirects={"/x": "/y", "/y": "/x"}),
-        "the server redirects in a loop: check",
+        "the server redirects in a loop; check",
     ),
     "whole files": (
         Server(send_whole),
