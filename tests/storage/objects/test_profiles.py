@@ -183,7 +183,7 @@ def test_a_file_of_profiles_that_cannot_be_parsed_is_named(profiles: None, tmp_p
         ),
         (
             "refused",
-            r"profile 'refused' of .*\(.*: correct the profile until `aws sts get-caller-identity --profile refused`",
+            r"profile 'refused' of .*\(.*; correct the profile until `aws sts get-caller-identity --profile refused`",
         ),
         ("of-two-lines", "profile 'of-two-lines' of .*: a key has a line break"),
     ],
