@@ -25,10 +25,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-CHANGED_REMEDY = (
-    "restore the original file, or give the run another name (`run:`) and run `megablend build CONFIG` (an existing run keeps "
-    "its index)"
-)
+CHANGED_REMEDY = "restore the original file, or give the run another name (`run:`) and run `megablend build CONFIG`"
 """The remedy for a file that has changed since it was indexed. Building again is not enough, since
 a run keeps its index."""
 NOT_ONE_FILE = (

@@ -342,14 +342,14 @@ def _print_estimates(found: RunDescription) -> None:
         order = find_order(found.order)
         if not order.consumes_whole_blocks:
             reads = f"order: {found.order} reads a whole block for each {order.unit}"
-            print_line(f"{reads}, which is the reason (`order: block` is close to 1)")
+            print_line(f"{reads}, which is the reason (with `order: block` it would be close to 1)")
     if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
         needed = format_bytes(found.memory_per_rank, up=True)
         limit = format_bytes(found.memory_limit_per_rank)
         print_line(f"memory of a rank: at least {needed} of the {limit} that `memory` allows")
     if found.most_lanes is not None:
         print_line(
-            f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders and `memory`"
+            f"lanes: {found.lanes:,}; at most {found.most_lanes:,} fit into `memory` with these loaders"
         )
     if found.fitting_unit is not None:
         print_fitting(found.fitting_unit)

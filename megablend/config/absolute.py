@@ -119,7 +119,9 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
         return location
     plain, query = split_query(location)
     if urls.setdefault(plain, query) != query:
-        raise ConfigError(f"{plain}: given with two different queries; keep one")
+        raise ConfigError(
+            f"{plain}: is given twice, with different queries (the part after `?`); keep one"
+        )
     return plain
 
 

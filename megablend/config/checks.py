@@ -24,7 +24,7 @@ def check_settings(settings: Settings) -> None:
     lengths = find_lengths(settings)
     if len(lengths) > 1:
         raise ValueError(
-            f"{lengths[1]}: the length of train is already set by {lengths[0]}; keep only one of the two"
+            f"{lengths[1]}: the number of training samples is already set by {lengths[0]}; keep only one of the two"
         )
     for split in SPLITS[1:]:
         if settings.is_blended(split) and not settings.has_split(split):
@@ -37,7 +37,7 @@ def check_settings(settings: Settings) -> None:
     has_end = bool(lengths or (settings.stages and settings.stages[-1].has_end))
     if _is_weighted(settings) and not has_end:
         raise ValueError(
-            "samples: missing; weights are relative and do not set the length of train: add samples, tokens or epochs"
+            "samples: missing; weights do not say how many samples the run has: add samples, tokens or epochs"
         )
     _check_masks(settings)
     _check_vocab_sizes(settings)
@@ -78,7 +78,7 @@ def check_stages(
         has_end = stage.has_end or (is_last and ends_with_run)
         if _is_weighted(config) and not has_end:
             raise ValueError(
-                f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
+                f"stages[{i}]: has no end, and weights do not say where it ends; add samples, tokens or share"
             )
 
 
@@ -93,8 +93,8 @@ def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
     lists = (listed for each in (settings, *stages) for listed in each.sources.values())
     if not any(source.is_capped for listed in lists for source in listed):
         raise ValueError(
-            "on_exhausted: sources without a cap repeat and are never exhausted; give max_epochs or max_tokens "
-            "to at least one source, or remove on_exhausted"
+            "on_exhausted: no source can be exhausted, since none has a cap; give max_epochs or max_tokens to at "
+            "least one source, or remove on_exhausted"
         )
 
 

@@ -63,7 +63,9 @@ def find_named_token(tokenizer: Path, name: str) -> int:
             text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str):
                 return find_token(tokenizer, text)
-    remedy = "set `append_eod` to its text" if name == "eos_token" else "use add_special_tokens"
+    remedy = (
+        "set `append_eod` to the token's text" if name == "eos_token" else "use add_special_tokens"
+    )
     raise ConfigError(
         f"{tokenizer}: no {name} is set in {' or '.join(_ROLE_FILES)} next to it; {remedy}"
     )

@@ -134,7 +134,7 @@ def find(
         )
     if not found:
         raise ConfigError(
-            f"{file}: no source of {split} reads it; give the split whose sources read it (`--split`)"
+            f"{file}: is read by no source of {split}; give the split that reads the file (`--split`)"
         )
     return FindResult(
         run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found)

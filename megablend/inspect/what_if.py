@@ -94,8 +94,8 @@ def _plan_by_ledger(session: Session, ledger: Ledger) -> Foreseen:
     if compiled.ledger == committed:
         return Foreseen(compiled=compiled, committed=True, note=None)
     note = (
-        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; the figures are for "
-        f"{compiled.num_samples:,}, to which `megablend build CONFIG` would extend it"
+        f"run {config.run!r} was built for {ledger.num_samples:,} samples; the figures are for "
+        f"{compiled.num_samples:,}, to which `megablend build CONFIG` would extend the run"
     )
     return Foreseen(compiled=compiled, committed=False, note=note)
 
@@ -111,7 +111,7 @@ def _plan_anew(session: Session, newest: Snapshot, refusal: PlanError | None) ->
     config = session.config
     note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
     if refusal is not None:
-        note = f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
+        note = f"the config does not fit run {config.run!r} as it was built, so `megablend build CONFIG` refuses it: {refusal}"
     try:
         compiled = compile_split(config, "train", _open_requested(session, newest))
         check_limits(compiled)

@@ -88,7 +88,7 @@ def _changed(path: str, before: FileState, size: int) -> ChangedFileError:
     return ChangedFileError(
         path,
         f"was replaced or written to after this job began to build its datasets ({change}): restart the job, which builds "
-        "its cache for the data as it is now, or restore the file first",
+        "its cache from the new file, or restore the file first",
     )
 
 

@@ -137,7 +137,7 @@ def amend(
     session = Session(config, cache=cache)
     checked_config = session.config
     if (at is None) == (state is None):
-        raise ConfigError("give either `at` (a sample) or `state` (whose position is used)")
+        raise ConfigError("give exactly one of `at` (a sample number) and `state` (a saved state)")
     if after and state is None:
         raise ConfigError(
             "`after` is counted from the position of a `state`; without one, add it to `at`"
@@ -251,8 +251,8 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
     skipped = load_skips(config.cache_store, ledger).containing(at)
     if skipped is not None:
         raise ConfigError(
-            f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
-            f"sample {skipped[1]:,} or later"
+            f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend the "
+            f"run at sample {skipped[1]:,} or later"
         )
 
 
@@ -264,8 +264,8 @@ def _check_stages(config: Config, cut: Ledger) -> None:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
             # A ledger does not record how the config described such stages
             raise ConfigError(
-                f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {stop:,}: list them as "
-                f"they were (`megablend runs show`), then add one with `from: {stop}` and the settings to change"
+                f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {stop:,}: list these "
+                f"stages (`megablend runs show` prints them), then add one with `from: {stop}` and the settings to change"
             )
         listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
         raise ConfigError(

@@ -132,7 +132,7 @@ def _open(session: Session, state: State | None) -> tuple[Run, str | None]:
     try:
         return open_run(session.config, "train", storage=session.storage), None
     except (PlanError, CacheError) as error:
-        reason = f"the config differs from what run {session.run!r} is committed to, so loaders refuse it: {error}"
+        reason = f"the config differs from the one that run {session.run!r} was built with, so loaders refuse it: {error}"
     if state is not None:
         with contextlib.suppress(PlanError, CacheError, StateError):
             open_run(session.config, "train", state, storage=session.storage)
@@ -160,7 +160,7 @@ def _check_older(
     warnings = (*result.warnings, *warn_of_epochs(run), *checker.warnings)
     result = replace(result, warnings=warnings)
     older = tuple(
-        f"{error}; only samples before {stops[number]:,} read it"
+        f"{error}; only samples before {stops[number]:,} need this file"
         for number, error in zip(stops, errors, strict=True)
         if error
     )
@@ -223,8 +223,8 @@ def _warn_of_tokenizer(config: Config, snapshot: Snapshot) -> Iterator[str]:
             return
         if digest != tokenizer.digest:
             yield (
-                f"source {entry.name!r}: its tokens were made by tokenizer {digest}, but {tokenizer.path} has digest "
-                f"{tokenizer.digest}; restore that tokenizer, or give the run another name (`run:`)"
+                f"source {entry.name!r} was tokenised with another tokenizer (digest {digest}) than {tokenizer.path} (digest "
+                f"{tokenizer.digest}); restore the earlier tokenizer, or give the run another name (`run:`)"
             )
 
 

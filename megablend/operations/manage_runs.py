@@ -133,7 +133,9 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     cache = _cache_of(what)
     check_run_name(new)
     if run == new:
-        raise ConfigError(f"{cache}: run {run!r} already has this name; choose another one")
+        raise ConfigError(
+            f"{cache}: the new name of run {run!r} is the same as the old one; choose a different name"
+        )
     with _changing(cache, run) as store:
         record, ledger = read_ledger(store, run)
         if ledger is None:
@@ -235,7 +237,7 @@ def _check_exists(cache: CacheStore, run: str) -> None:
     names = run_names(cache)
     if run not in names:
         raise CacheError(
-            f"{cache}: found no run {run!r}; the cache has {', '.join(map(repr, names)) or 'none'}"
+            f"{cache}: contains no run {run!r}; its runs: {', '.join(map(repr, names)) or 'none'}"
         )
 
 

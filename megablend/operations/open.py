@@ -61,7 +61,7 @@ def open_dataset(
     """
     if state is not None and consumed_samples is not None:
         raise ConfigError(
-            "found both state and consumed_samples; pass only the state, which contains the number"
+            "found both state and consumed_samples; pass only the state, which contains consumed_samples"
         )
     if split != "train" and consumed_samples:
         raise ConfigError(
@@ -74,7 +74,7 @@ def open_dataset(
     else:
         if run is not None:
             raise ConfigError(
-                f"found both a config and run={run!r}; leave out run, since the config names it"
+                f"found both a config and run={run!r}; leave out run=, since the config names the run"
             )
         checked = load_config(config, cache=cache)
         if stage is not None:

@@ -67,7 +67,6 @@ def repair_kept_index(
 def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
     """Return the error for an index that a run uses and that cannot be rebuilt."""
     return CacheError(
-        f"{problem}\nrun {ledger.run!r} needs index {ledger.index}, but the present data and config give index {newest}: "
-        "restore both, or that index from a backup, and build again; or give the run another name (`run:`), or reset it "
-        "(`megablend runs reset CONFIG`), and build"
+        f"{problem}\nrun {ledger.run!r} needs index {ledger.index}, but the files and config have changed and now give index "
+        f"{newest}; restore the old index from a backup, or reset the run (`megablend runs reset CONFIG`), and build again"
     )

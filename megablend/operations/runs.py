@@ -59,7 +59,7 @@ def open_run(
     ledger = load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
         raise CacheError(
-            f"{config.cache_store}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
+            f"{config.cache_store}: contains no run {config.run!r}; run `megablend build CONFIG` first"
         )
     # Whether the ledger decides the order; otherwise, the state does
     by_ledger = state is None or (
@@ -140,9 +140,9 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
     if missing:
         present = list_snapshots(store)
         raise StateError(
-            f"the state was saved with index {missing[0]}, which is not in {config.cache} (it has "
-            f"{', '.join(present) or 'none'}); open it with the cache that the run was built in, or build the same data there "
-            "(`megablend build CONFIG`)"
+            f"the state was saved with index {missing[0]}, which is not in {config.cache} (found "
+            f"{', '.join(present) or 'none'}); open the state with the cache in which its run was built, "
+            "or build the same data again (`megablend build CONFIG`)"
         )
 
 
@@ -174,8 +174,8 @@ def _open_for_state(
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
         raise StateError(
-            f"the state belongs to {split} with new data, from index {state.index}, which run {config.run!r} in {config.cache} "
-            "never read: open it with the cache that the run was built in, or build the run's stages again in this one"
+            f"the state of {split} was saved with index {state.index}, which run {config.run!r} in {config.cache} does not "
+            "read; open the state with the cache in which its run was built"
         )
     return open_stores(config, state.indices, storage)
 
@@ -236,8 +236,8 @@ def list_indices(
                 "index CONFIG`), and try again"
             )
         raise PlanError(
-            f"stages[{number}]: new_data: there is no newer index than {newest}, which the run reads already; index the files as "
-            "they are now (`megablend index CONFIG`), or leave out new_data"
+            f"stages[{number}]: new_data: the run already reads the newest index, {newest}; index the new files "
+            "(`megablend index CONFIG`), or leave out new_data"
         )
     return (*earlier, newest)
 

@@ -62,8 +62,8 @@ class Session:
         """Whether a config is given: a dict, an existing file, or a pipe of the shell."""
         if self.is_cache and cache is not None:
             raise ConfigError(
-                f"found two caches, {what} and {str(cache)!r} (`--cache`), expected one; `--cache` replaces the "
-                "cache that a config names"
+                f"found two caches, {what} and {str(cache)!r} (`--cache`), expected one; leave out "
+                "`--cache`, which is for configs only"
             )
         self._cache = cache
         self._run = run
@@ -106,8 +106,8 @@ class Session:
         """Name of the run. Raises: ConfigError if a cache is given without one."""
         if self._run is None and self.is_cache:
             raise ConfigError(
-                f"{self.cache.location}: found a cache without the name of a run, expected both; "
-                "`megablend runs list` lists its runs"
+                f"{self.cache.location}: is a cache, which can hold several runs; give the name of a run as well "
+                f"(`megablend runs list {shlex.quote(self.cache.location)}` lists them)"
             )
         return self.config.run if self._run is None else self._run
 
@@ -125,8 +125,8 @@ class Session:
         """Return the ledger. Raises: CacheError if the run was not built."""
         if self.ledger is None:
             raise CacheError(
-                f"{self.cache}: run {self.run!r} was not built there; run `megablend build CONFIG` first, or choose one of the "
-                f"runs that `megablend runs list {shlex.quote(self.cache.location)}` lists"
+                f"{self.cache}: contains no run {self.run!r}; run `megablend build CONFIG` first, or choose one of the runs "
+                f"that `megablend runs list {shlex.quote(self.cache.location)}` lists"
             )
         return self.ledger
 

@@ -34,8 +34,8 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
             raise ConfigError(_describe(config, snapshot, entry))
         if config.needs_lengths and not _is_counted(config, ledger, entry.name):
             raise ConfigError(
-                f"{_describe(config, snapshot, entry)}; since this cannot change within a run, also "
-                "give the run another name (`run:`); or leave out `order: document`"
+                f"{_describe(config, snapshot, entry)}, and give the run another name (`run:`), or "
+                "leave out `order: document`"
             )
 
 
@@ -46,8 +46,8 @@ def warn_of_documents(config: Config, snapshot: Snapshot) -> list[str]:
     tokens = _join_names(_list_entries(config, snapshot))
     if tokens:
         warnings.append(
-            f"each token of {tokens} counts as a document, since the column is flat; that cannot change in this run; in a new "
-            "run, set `documents` of the source"
+            f"each token of {tokens} counts as a document, since the column has no lists of tokens; to change this, set "
+            "`documents` of the source in a new run"
         )
     files = _join_names(_list_whole_files(config, snapshot))
     if files:
@@ -126,8 +126,8 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
         groups = sum(len(snapshot.chunks(snapshot.file(number))) for number in entry.files)
     place = f"{source.place}: " if source.place else ""
     return (
-        f"{place}source {entry.name!r}: its column is flat, so each token would be a document, but append_eod, "
-        "`split`, `inter_document_masking` and `order: document` depend on documents; set `documents: file` "
+        f"{place}source {entry.name!r} has one token per row, so each token would be a document, but append_eod, "
+        "`split`, `inter_document_masking` and `order: document` need documents; set `documents: file` "
         f"({_count(config, files)}), `documents: row_group` ({_count(config, groups)}) or `documents: {{eod_token: "
         "ID}` for a token that ends documents"
     )

@@ -96,7 +96,7 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
         return None
     for listing in listings:
         entry = newest.sources[known[listing.name]]
-        whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
+        whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than the source's path matches"
         difference = _compare_names(entry, [names[i] for i in entry.files], listing, storage)
         if difference is not None:
             return difference._replace(text=f"{whose} ({difference.text})")

@@ -58,7 +58,7 @@ def read_vocab_size(path: str) -> int:
         ]
         largest = max(ids)
         if not isinstance(largest, int) or largest < 0:
-            raise TypeError(f"its largest id is {largest!r}")
+            raise TypeError(f"the largest token id is {largest!r}")
         return largest + 1
     except OSError as error:
         raise ConfigError(
@@ -67,7 +67,7 @@ def read_vocab_size(path: str) -> int:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"vocab_size: {path}: not a tokenizer.json ({type(error).__name__}: {error}); give the number of token ids instead"
+            f"vocab_size: {path}: is not a tokenizer.json ({type(error).__name__}: {error}); give the number of token ids instead"
         ) from error
 
 

@@ -170,9 +170,9 @@ def _warn_of_last_share(compiled: Compiled) -> list[str]:
     if share is None or share == 1:
         return []
     return [
-        f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from its "
-        f"start, so train has only {_samples(compiled.run.num_samples)}; leave out its `share` to read the whole length (for "
-        "parts of 30% and 70%: `share: 0.3`, then a stage without), or set the ends of all stages in `samples` to end there"
+        f"stages[{len(stages) - 1}]: `share: {float(share):g}` ends the last stage before the end of the run (shares are "
+        f"counted from the run's start), so train has only {_samples(compiled.run.num_samples)}; leave out `share` in the last "
+        "stage to read all"
     ]
 
 
@@ -186,19 +186,19 @@ def _warn_of_ends(compiled: Compiled) -> list[str]:
         beyond = after.first % unit
         if after.drain is not None and beyond:
             lines.append(
-                f"stages[{number + 1}]: drain: found {after.drain:,}, so the length of samples changes at sample "
-                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end at a "
-                f"multiple of {unit} and with all lanes; `megablend amend --dry-run` prints the number to write"
+                f"stages[{number + 1}]: drain: found {after.drain:,}, expected {after.drain - beyond:,} or "
+                f"{after.drain - beyond + unit:,}, so that the new length of samples begins at a multiple of {unit} (all lanes); "
+                "`megablend amend --dry-run` prints the number to write"
             )
         rest = (stage.end - stage.first) % lanes
         if stage.cut is not None or not compiled.run.has_lanes or rest == 0:
             continue
-        remedy = f"at sample {stage.end - rest:,} or {stage.end - rest + lanes:,}, all lanes would end together"
+        remedy = f"end the stage at sample {stage.end - rest:,} or {stage.end - rest + lanes:,}"
         if compiled.config.stages[number].samples is None:
-            remedy = f"write its end as `samples: {stage.end}`, so that the config alone reproduces this run"
+            remedy = f"write the stage's end as `samples: {stage.end}`, so that the config alone reproduces this run"
         lines.append(
-            f"stages[{number}]: ends at sample {stage.end:,}, with {rest} of its {lanes} lanes ahead of the others, so loaders "
-            f"continue in other lanes and read more: {remedy}"
+            f"stages[{number}]: ends at sample {stage.end:,}, with {stage.end - stage.first:,} samples, which is not a multiple "
+            f"of its {lanes} lanes, so loaders read more data than they need; {remedy}"
         )
     return lines
 
@@ -208,9 +208,9 @@ def warn_of_epochs(run: Run) -> list[str]:
     from files that no longer exist. Only runs that were planned before `Stage.whole_epochs` existed
     have such epochs."""
     lines = [
-        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another epoch after its first "
-        f"sample {run.ledger.starts[stage]:,}, as an earlier release planned; keep the files, or, if training has not reached "
-        f"the stage, amend it: `megablend amend CONFIG --at {run.ledger.starts[stage]}`"
+        f"source {run.sources[source].name!r}: files that stage {stage} no longer has are still read after sample "
+        f"{run.ledger.starts[stage]:,}, as an earlier release planned; keep the files, or run "
+        f"`megablend amend CONFIG --at {run.ledger.starts[stage]}` before training reaches that sample"
         for source, stage in list_late(run)
     ]
     for number, source in enumerate(run.sources):
@@ -218,9 +218,9 @@ def warn_of_epochs(run: Run) -> list[str]:
             stage = _find_first_stage(run, number, segment)
             start = run.ledger.starts[stage]
             lines.append(
-                f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage} "
-                f"begins at sample {start:,}, as an earlier release planned; `megablend amend CONFIG --at {start}` lets the "
-                "stage read them, if training has not reached it"
+                f"source {source.name!r}: the last {tokens:,} tokens of an epoch are not read, since stage {stage} begins within "
+                f"it, as an earlier release planned; to read them, run `megablend amend CONFIG --at {start}` before training "
+                "reaches that sample"
             )
     return lines
 

@@ -37,9 +37,8 @@ def warn_if_shuffled() -> bool:
     )
     if shuffles:
         warnings.warn(
-            f"{type(caller).__name__} shuffles a megablend dataset (DataLoader(shuffle=True), or a trainer's own sampler), "
-            "whose samples are already shuffled and blended: the exact blend is lost, and the state does not record the new "
-            "order; use megablend.Loader, or a DataLoader with batch_sampler=megablend.PretrainingSampler(...)",
+            f"{type(caller).__name__} shuffles a megablend dataset again, so its exact blend is lost and it cannot be resumed; "
+            "use megablend.Loader, or a DataLoader with batch_sampler=megablend.PretrainingSampler(...)",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -58,9 +57,9 @@ def refuse_second_split() -> None:
     n = getattr(shard, "num_processes", 1)
     if n > 1:
         raise ConfigError(
-            f"accelerate.prepare splits this DataLoader's batches among {n} processes, but its PretrainingSampler already "
-            f"yields the batches of a single data-parallel rank: {n - 1} of {n} would be dropped; use megablend.Loader, "
-            "which accelerate leaves unchanged, or do not pass this DataLoader to prepare"
+            f"accelerate.prepare splits this DataLoader's batches among {n} processes, but its PretrainingSampler has already "
+            f"done so: {n - 1} of {n} batches would be dropped; use megablend.Loader, which accelerate leaves unchanged, or do "
+            "not pass this DataLoader to prepare"
         )
 
 
@@ -75,8 +74,8 @@ def warn_if_skipped_too(start: int) -> None:
     num_skipped = getattr(skipping, "skip_batches", 0)
     if num_skipped > 0:
         warnings.warn(
-            f"accelerate skips {num_skipped} batches from sample {start} on, although a state or consumed_samples has already "
-            "resumed there, so they are never trained on; do not skip batches as well (with Trainer: ignore_data_skip=True)",
+            f"accelerate skips {num_skipped} batches, although the loader has already resumed at sample {start}, so these "
+            "batches are never trained on; do not skip batches (with Trainer: ignore_data_skip=True)",
             RuntimeWarning,
             stacklevel=3,
         )

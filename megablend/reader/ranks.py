@@ -138,12 +138,12 @@ def _check_size(size: int, job: LauncherInfo, replicas: int) -> None:
     """Check that there are at least as many processes as data-parallel ranks; otherwise, some
     samples would never be read. Raises: ConfigError."""
     processes = job.size * replicas
-    jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
+    jobs = f", and {replicas} jobs make up the run" if replicas > 1 else ""
     if size > processes and job.exact:
         raise ConfigError(
-            f"found data_parallel_size {size}, expected at most {processes}: this process is one of a job of "
-            f"{job.count} ({job.variable}){jobs}, so some ranks' samples would never be read; if other jobs read them, pass "
-            "the number of jobs (`replicas=`)"
+            f"found data_parallel_size {size}, expected at most {processes}: this job has {job.count} processes "
+            f"({job.variable}){jobs}, so some samples would never be read; if other jobs read them, pass the number of jobs "
+            "(`replicas=`)"
         )
     if processes % size and job.exact:
         warnings.warn(

@@ -87,7 +87,7 @@ def choose_start_method(
         return dict(options)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "the script is run again by a worker that it started: put its code under `if __name__ == '__main__':`, which is "
+            "a worker process runs the whole script again: put the script's code under `if __name__ == '__main__':`, which is "
             "required for workers that read from an object store"
         )
     for name in ("collate_fn", "worker_init_fn"):

@@ -27,7 +27,9 @@ def checked(transform: Transform | None) -> Transform | None:
     """Return the transform unchanged. Raises: ConfigError if it is not callable."""
     if transform is None or callable(transform):
         return transform
-    raise ConfigError(f"transform: found {transform!r}, expected a function of a sample's dict")
+    raise ConfigError(
+        f"transform: found {transform!r}, expected a function that takes and returns a sample"
+    )
 
 
 def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:

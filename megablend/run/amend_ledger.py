@@ -101,7 +101,7 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     if early_starts and early_starts[0] not in cut.ends:
         raise ConfigError(
             f"the config's next stage begins at sample {early_starts[0]:,}, expected {stop:,}: set `samples: "
-            f"{cut.stages[-1].end}` in the previous stage, as it was built, and `from: {stop}`, or no `from`, in the next one"
+            f"{cut.stages[-1].end}` in the previous stage, as it was built, and `from: {stop}` in the next one"
         )
     cut.check_past(requested, stop)
     if stop not in requested.ends[:-1]:
@@ -117,8 +117,8 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     replaced = committed.stages[len(cut.stages) :]
     if not any(_differs(stage, cut.stages[-1]) for stage in (added[0], *replaced)):
         raise PlanError(
-            f"run {cut.run!r}: the order from sample {stop:,} on would not change; change a setting that affects it (masks do "
-            "not, and need no amendment)"
+            f"run {cut.run!r}: amending from sample {stop:,} on would change nothing; change a setting that affects the order "
+            "of samples (masks do not)"
         )
     cut.check_indices(requested, stop)
     _check_later_data(cut, requested, committed)
@@ -137,7 +137,7 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
         missing = [sample for sample in needed if sample not in listed][-1]
         raise PlanError(
             f"run {cut.run!r} reads new data from sample {missing:,} on, but the config lists no stage with "
-            "`new_data` there: list that stage again after the amendment's, or first replace it by one without "
+            "`new_data` there: list that stage again after the one that you add, or first replace it by one without "
             f"`new_data` (`megablend amend CONFIG --at {missing}`)"
         )
 

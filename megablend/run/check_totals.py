@@ -150,13 +150,13 @@ def _advise_longer(
     remedy = "give the source a larger share, or a share of 0"
     if needed > MAX_SAMPLES:
         return (
-            f"Only {needed:,} samples or more would include one of each source, but a plan can have at most "
+            f"A run needs at least {needed:,} samples to include one of each source, but can have at most "
             f"{MAX_SAMPLES:,}: {remedy}"
         )
     if longest is not None and longest < needed:
         return (
-            f"No length fits: only {needed:,} samples or more would include one of each source, but the caps "
-            f"allow {longest:,}: {remedy}"
+            f"No length fits: a run needs at least {needed:,} samples to include one of each source, but the caps "
+            f"allow only {longest:,}: {remedy}"
         )
     return (
         f"A run of {needed:,} samples or more has at least one of each source: "

@@ -297,12 +297,10 @@ def _explain_empty(start: int, first: int, end: int) -> str:
     """Say why a stage has no samples, and how to give it some."""
     if start == first:
         earlier = ", or begin earlier with `megablend amend CONFIG --at SAMPLE`" if start else ""
-        return (
-            f"it ends at sample {end:,}, but begins at sample {start:,}; let it end later{earlier}"
-        )
+        return f"ends at sample {end:,}, but begins at sample {start:,}; let it end later{earlier}"
     return (
-        f"it ends at sample {end:,}, but since the amendment changes the length of samples or withdraws files, the "
-        f"settings before it are kept until sample {first:,}; let it end later"
+        f"ends at sample {end:,}, but the previous stage's settings are kept until sample {first:,}, since the length of "
+        "samples changes or files are withdrawn; let the stage end later"
     )
 
 
@@ -395,7 +393,7 @@ def _round_to_lanes(
         return length
     if aligned == 0:
         raise PlanError(
-            f"it has {length:,} samples, fewer than its {lanes} lanes; let the stage end later, or lower `lanes`"
+            f"has {length:,} samples, fewer than its {lanes} lanes; let the stage end later, or lower `lanes`"
         )
     return aligned
 

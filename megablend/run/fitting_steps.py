@@ -53,7 +53,7 @@ def _describe_unfit_skip(start: int, skip_start: int, skip_stop: int, step_sampl
         skip_again = f", or `megablend skip` the range again with --batch {step_samples}"
     return (
         f"steps of {step_samples:,} samples from sample {start:,} on would reach into samples {skip_start:,} to "
-        f"{skip_stop:,}, which are skipped: use a micro batch and ranks whose steps end at {skip_start:,}{skip_again}"
+        f"{skip_stop:,}, which are skipped: choose a micro batch and ranks whose steps end at sample {skip_start:,}{skip_again}"
     )
 
 
@@ -76,8 +76,8 @@ def _describe_unfit_change(run: Run, start: int, end: int, step_samples: int) ->
             )
     from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     return (
-        f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, "
-        f"and a batch cannot contain both: {remedy}use a micro batch and ranks whose steps end there"
+        f"the length or masks of samples change at sample {end:,}, in the middle of a batch ({from_here}): "
+        f"{remedy}choose a micro batch and ranks whose steps end there"
     )
 
 

@@ -207,15 +207,15 @@ class Ledger:
         # A start that no committed stage has may be a committed one that is rounded otherwise now
         if len(past) > len(committed) or not set(self.starts).isdisjoint(added):
             raise PlanError(
-                f"run {self.run!r} has already started, without new data from sample {added[0]:,} on, where the "
-                "config has `new_data`: remove it there, and set it in a stage at the end, or in one that "
+                f"run {self.run!r} has already started and reads no new data from sample {added[0]:,} on, but the "
+                "config sets `new_data` there; remove it there, and set it in a stage at the end, or in one that "
                 "`megablend amend CONFIG --at SAMPLE` adds"
             )
         if len(wanted) < len(committed) and requested.num_samples > stop:
             lost = next(sample for sample in committed if sample not in wanted)
             raise PlanError(
-                f"run {self.run!r} has already started, and its stage {self.starts.index(lost)}, from sample {lost:,} on, was "
-                "built with `new_data`, which the config no longer sets: put `new_data: true` back in that stage"
+                f"run {self.run!r} has already started, and its stage {self.starts.index(lost)}, from sample {lost:,} on, reads "
+                "new data, but the config does not set `new_data` there; put `new_data: true` back in that stage"
             )
 
     def _follow(self, links: Sequence[Link]) -> tuple[Stage, ...]:

@@ -291,9 +291,7 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
         if any(source.share is None for source in sources) or (
             schedule is not None and len(schedule.start) != len(sources)
         ):
-            raise ValueError(
-                "a source has no share, or a schedule does not list the sources of its stage"
-            )
+            raise ValueError("the shares or the schedule of a stage do not match its sources")
         blend = Blend(
             sources=tuple(sources), schedule=schedule, **{name: each[name] for name in SETTINGS}
         )

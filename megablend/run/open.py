@@ -48,8 +48,8 @@ def open_ledger(
     known = {"train": ledger} | dict(companion.others if companion else {})
     if split not in known:
         raise ConfigError(
-            f"split {split}: run {ledger.run!r} was built without it, or by a release that recorded only train; pass "
-            "the run's own config, or build the run again"
+            f"split {split}: the cache has no {split} split of run {ledger.run!r}; if the run's config has one, pass the "
+            "config instead of the cache"
         )
     snapshots = [open_snapshot(runtime.cache, index) for index in ledger.indices]
     names = {name for snapshot in snapshots for name in snapshot.sources.names}

@@ -111,14 +111,13 @@ def find_requested(
         place = next((f"stages[{i}]" for i in stages_without), "stages")
         if not is_built:
             raise PlanError(
-                f"{place}: new_data: run {config.run!r} is not built yet: build it without {place} and later stages, then "
-                "index the new files (`megablend index CONFIG`), list the stage again, and commit it (`megablend amend CONFIG "
-                "--at SAMPLE`); for a run that was reset, move its ledger back to `runs` in the cache"
+                f"{place}: new_data: run {config.run!r} is not built yet; build the run without {place} and later stages, then "
+                "add the stage (`megablend index CONFIG`, then `megablend amend CONFIG --at SAMPLE`)"
             )
         raise PlanError(
-            f"{place}: `new_data` needs {needed + 1} versions of the index, but run {config.run!r} has only "
-            f"{len(store.stores)}; {others}index the files as they are now (`megablend index CONFIG`), then commit "
-            "the stage (`megablend amend CONFIG --at SAMPLE`)"
+            f"{place}: `new_data` is set, but the new files have not been added to run {config.run!r} yet; "
+            f"{others}index the files (`megablend index CONFIG`), then add the stage (`megablend amend CONFIG --at "
+            "SAMPLE`)"
         )
     found = find_sources(
         split,

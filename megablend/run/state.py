@@ -78,13 +78,13 @@ class State:
             ) from None
         if not parsed.indices or parsed.index != state["index"]:
             raise StateError(
-                "incomplete or damaged megablend state: its index is not the last one in its list; "
+                "incomplete or damaged megablend state: `index` is not the last one in `indices`; "
                 "load another checkpoint"
             )
         if not parsed.stages or parsed.plan != state.get("plan") or parsed.consumed_samples < 0:
             raise StateError(
-                "incomplete or damaged megablend state: its plan is not that of its last stage, or "
-                "consumed_samples is negative; load another checkpoint"
+                "incomplete or damaged megablend state: `plan`, `stages` and `consumed_samples` do not "
+                "fit together; load another checkpoint"
             )
         return parsed
 
@@ -130,14 +130,14 @@ class State:
             )
         if not differs and consumed > stages[-1].stop and self.plan == stages[-1].digest:
             raise StateError(
-                f"the state is at sample {consumed:,}, but in the state's plan, run {self.run!r} ends at sample "
-                f"{stages[-1].stop:,}, so its consumed_samples was edited; load another checkpoint"
+                f"the state is at sample {consumed:,}, but run {self.run!r} ends at sample {stages[-1].stop:,}: "
+                "consumed_samples was edited; load another checkpoint"
             )
         if differs or consumed > stages[-1].stop:
             raise StateError(
-                f"the plan differs{where}: the state was saved with {self.plan}, but this dataset has "
-                f"{stages[-1].digest}; open the state's plan with megablend.open(config, state=state) and the config "
-                "that the run was built with"
+                f"the plan differs{where}: the state was saved with plan {self.plan}, but this dataset has plan "
+                f"{stages[-1].digest}; open the dataset with megablend.open(config, state=state) and the config that "
+                "the run was built with"
             )
 
 

@@ -439,7 +439,7 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     ):
         megablend.build(other | {"stages": same})
     off = [FIRST, LONGER | {"from": 112, "drain": 401}]
-    says = "stages[1]: drain: found 401, so the length of samples changes at sample 513, expected 400 or 404, which end"
+    says = "stages[1]: drain: found 401, expected 400 or 404, so that the new length of samples begins at"
     assert [says in line for line in megablend.build(other | {"stages": off}).warnings] == [True]
     assert [
         says in line for line in megablend.describe(other | {"stages": off}).to_dict()["warnings"]

@@ -131,7 +131,7 @@ def test_weights_by_size_and_temperature(config: dict[str, Any]) -> None:
         (
             {},
             {"on_exhausted": "redistribute"},
-            "sources without a cap repeat and are never exhausted; give max_epochs or max_tokens",
+            "no source can be exhausted, since none has a cap; give max_epochs or max_tokens",
         ),
         (
             {},

@@ -390,7 +390,7 @@ def test_a_drain_that_reads_nothing_of_a_withdrawn_source_needs_no_files_of_it(
     assert sum(len(batch["tokens"]) for batch in loader) == 1600 - found.at
     lines = megablend.check(edited).older_problems
     assert len(lines) == 2
-    assert all(line.endswith(f"; only samples before {found.at} read it") for line in lines)
+    assert all(line.endswith(f"; only samples before {found.at} need this file") for line in lines)
     early = megablend.check(edited, state=dataset.state_dict(found.at - 1))
     assert len(early.problems) == 2
 
@@ -468,7 +468,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     edited = config | {"stages": STAGES}
     with pytest.raises(
         PlanError,
-        match=r"stages\[1\]: new_data: there is no newer index than .*, or leave out new_data",
+        match=r"stages\[1\]: new_data: the run already reads the newest index, .*, or leave out new_data",
     ):
         megablend.amend(edited, at=112)
     withdrawn = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
@@ -505,7 +505,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
     write_file(tmp_path, 1, "m00", later(1))
     assert (
-        "has other files of source 's1' than its path matches (2 indexed, 3 matched; "
+        "has other files of source 's1' than the source's path matches (2 indexed, 3 matched; "
         in megablend.describe(grown).to_dict()["note"]
     )
     megablend.build_index(grown)
@@ -725,7 +725,7 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(
     checked = megablend.check(edited)
     assert (checked.problems, checked.files) == ((), 5)
     assert re.fullmatch(
-        rf".*m0.parquet: no such file .*; only samples before {stop} read it",
+        rf".*m0.parquet: no such file .*; only samples before {stop} need this file",
         "".join(checked.older_problems),
     )
     early = dataset.state_dict(stop - 1)
@@ -788,7 +788,7 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
     ]
     shutil.copytree(config["cache"], tmp_path / "kept")
     megablend.remove_run(config["cache"], "default")
-    says = r"run 'default' in .* never read: open it with the cache that the run was built in, or build the run's stages again in"
+    says = r"run 'default' in .* does not read; open the state with the cache in which its run was built$"
     with pytest.raises(StateError, match=says):
         megablend.open(edited, "valid", stage=1, state=state)
     kept = edited | {"cache": str(tmp_path / "kept")}
@@ -810,8 +810,8 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     write_file(tmp_path, 1, "m2", later(1))
     megablend.build_index(two)
     says = (
-        r"`new_data` needs 3 versions of the index, but run '.*' has only 1; leave out all but the first of these "
-        r"stages for now, index the files as they are"
+        r"`new_data` is set, but the new files have not been added to run '.*' yet; leave out all but the first of these "
+        r"stages for now, index the files \(`megablend index CONFIG`\)"
     )
     with pytest.raises(PlanError, match=says):
         megablend.amend(two, at=320)
@@ -821,7 +821,7 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     write_file(tmp_path, 0, "m2", later(0))
     with pytest.raises(
         PlanError,
-        match=r"new_data: there is no newer index than .*, which the run reads already; index the files as they are now",
+        match=r"new_data: the run already reads the newest index, .*; index the new files \(`megablend index CONFIG`\)",
     ):
         megablend.amend(two, at=112)
     megablend.build_index(two)
@@ -899,8 +899,8 @@ def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) 
     plan = megablend.build(grown).ledger.digest
     aside = Path(megablend.reset_run(grown, "default"))
     says = (
-        r"stages\[1\]: new_data: run 'default' is not built yet: build it without "
-        r"stages\[1\] and later stages, .*; for a run that was reset, move its ledger back to `runs` in the cache"
+        r"stages\[1\]: new_data: run 'default' is not built yet; build the run without "
+        r"stages\[1\] and later stages, then add the stage"
     )
     for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
         with pytest.raises(PlanError, match=says):
@@ -958,7 +958,7 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     for dry_run in (True, False):
         with pytest.raises(
             CacheError,
-            match=r"has other files of source 's0' than its path matches .* `megablend index CONFIG`",
+            match=r"has other files of source 's0' than the source's path matches .* `megablend index CONFIG`",
         ):
             megablend.amend(edited, at=112, dry_run=dry_run)
     assert load_ledger(config["cache"], "default") == ledger

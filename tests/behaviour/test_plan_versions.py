@@ -80,6 +80,7 @@ def test_a_state_of_no_version_is_refused_with_both_digests(config: dict[str, An
     state = megablend.open(config).state_dict(10)
     state |= {"plan": "0" * 32, "stages": [[900, "0" * 32]]}
     with pytest.raises(
-        megablend.StateError, match=f"saved with {'0' * 32}, but this dataset has {ledger.digest}"
+        megablend.StateError,
+        match=f"saved with plan {'0' * 32}, but this dataset has plan {ledger.digest}",
     ):
         megablend.open(config, state=state)

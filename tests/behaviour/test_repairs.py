@@ -181,14 +181,14 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
     def refused() -> str:
         with pytest.raises(
             CacheError,
-            match=r"run 'default' needs index [0-9a-f]+, but the present data and config",
+            match=r"run 'default' needs index [0-9a-f]+, but the files and config have changed",
         ) as caught:
             build(str(project.path))
         return str(caught.value)
 
     message = refused()
     assert "build CONFIG" not in commands_in(message), "that is what was run"
-    assert "restore both, or that index from a backup, and build again" in message
+    assert "restore the old index from a backup, or reset the run" in message
     build({**project.given, "run": "other"})  # "give the run another name (`run:`)"
     (tmp_path / "data" / "1.parquet").rename(tmp_path / "1.parquet")
     project.run("build CONFIG")  # "restore both"
@@ -197,12 +197,12 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
     flip(project.kept / name)
     refused()
     shutil.rmtree(project.kept)
-    # "that index from a backup"
+    # "the old index from a backup"
     shutil.copytree(tmp_path / "backup" / "generations" / project.kept.name, project.kept)
     project.run("build CONFIG")
     assert project.read() == project.tokens
     flip(project.kept / name)
-    for command in commands_in(refused()):  # "reset it (...), and build"
+    for command in commands_in(refused()):  # "reset the run (...), and build again"
         project.run(command)
     project.run("build CONFIG")
     assert len(project.read()) == 150
@@ -295,7 +295,7 @@ def test_a_state_whose_index_is_gone(tmp_path: Path) -> None:
     project = Project(tmp_path)
     state = megablend.open(str(project.path)).state_dict()
     shutil.rmtree(project.kept)
-    with pytest.raises(StateError, match="build the same data there") as caught:
+    with pytest.raises(StateError, match="build the same data again") as caught:
         megablend.open(str(project.path), state=state)
     project.run(*commands_in(str(caught.value)))
     assert np.array_equal(

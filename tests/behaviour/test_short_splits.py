@@ -54,7 +54,7 @@ def test_a_split_shorter_than_a_step_is_told(
 def test_a_bare_number_is_taken_for_train_alone(config: dict[str, Any]) -> None:
     assert megablend.open(config, consumed_samples=8).consumed_samples == 8
     with pytest.raises(
-        megablend.ConfigError, match=r"found consumed_samples=2 for valid, .*pass state="
+        megablend.ConfigError, match=r"found consumed_samples=2 for valid, .*state="
     ):
         megablend.open(config, split="valid", consumed_samples=2)
     state = megablend.open(config, split="valid").state_dict(2)

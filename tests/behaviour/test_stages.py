@@ -137,7 +137,7 @@ def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(
     dataset = megablend.open(config)
     with pytest.raises(
         megablend.ConfigError,
-        match=r"change at sample 320, within steps of 12 samples .* sample 324, or use",
+        match=r"change at sample 320, in the middle of a batch .*steps of 12 samples .* sample 324, or choose",
     ):
         iter(
             megablend.Loader(
@@ -504,10 +504,13 @@ def test_a_run_whose_last_stage_ended_off_its_lanes_grows_and_is_made_again_by_i
     assert megablend.build(short).warnings == ()
     grown = alone | {"stages": [end, {"samples": 320, "lanes": 8}]}
     (warned,) = megablend.build(grown).warnings
-    assert "stages[0]: ends at sample 163, with 3 of its 4 lanes ahead of the others" in warned
+    assert (
+        "stages[0]: ends at sample 163, with 163 samples, which is not a multiple of its 4 lanes"
+        in warned
+    )
     assert warned in megablend.describe(grown).to_dict()["warnings"]
     if "tokens" in end:
-        assert "write its end as `samples: 163`" in warned
+        assert "write the stage's end as `samples: 163`" in warned
         grown["stages"][0] = {"samples": 163}
     fresh = grown | {"cache": str(tmp_path / "fresh")}
     megablend.build(fresh)

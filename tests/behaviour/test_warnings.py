@@ -52,8 +52,8 @@ def test_a_run_that_its_last_share_shortens_is_said(config: dict[str, Any]) -> N
     parts = quiet | {"stages": [{"share": 0.3}, {"share": 0.7}]}
     (shorter,) = warnings_before_and_after(parts, "parts")
     assert shorter.startswith(
-        "stages[1]: the last stage ends at share 0.7 of the run's length, counted from its start, so train has only 700 "
-        "samples; leave out its `share` to read the whole length"
+        "stages[1]: `share: 0.7` ends the last stage before the end of the run (shares are counted from the run's start), so "
+        "train has only 700 samples; leave out `share` in the last stage"
     )
     whole: list[list[dict[str, Any]]] = [[{"share": 0.3}, {}], [{"share": 0.3}, {"share": 1}], []]
     for i, stages in enumerate(whole):

@@ -219,7 +219,9 @@ def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(
     # The stage before reads the epoch that it would have begun, up to there
     assert tokens[32:40] == FIRST[:8]
     check_epochs(tokens[40:], [GROWN if last == NEW_DATA else [*FIRST, *LAST]] * 4)
-    says = "source 's1': 20 tokens are not read, the rest of an epoch within which stage 2 begins"
+    says = (
+        "source 's1': the last 20 tokens of an epoch are not read, since stage 2 begins within it"
+    )
     for warnings in (
         megablend.build(config).warnings,
         megablend.describe(config).to_dict()["warnings"],
@@ -231,7 +233,7 @@ def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(
     assert described["withdrawn_tokens"] == len(GONE) - 4
     remedy = next(line for line in megablend.build(config).warnings if says in line)
     assert remedy.endswith(
-        "`megablend amend CONFIG --at 16` lets the stage read them, if training has not reached it"
+        "to read them, run `megablend amend CONFIG --at 16` before training reaches that sample"
     )
     megablend.amend(config, at=16)
     amended = read_source(megablend.open(config))
@@ -371,7 +373,7 @@ def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path:
     dataset = megablend.open(config)
     assert dataset.run.ledger == old
     assert max(find_gone(dataset, labels=dataset.run.extra_token)) > said.at + said.drain
-    says = "source 's1': files that stage 2 lacks are read for another epoch"
+    says = "source 's1': files that stage 2 no longer has are still read after sample"
     for warnings in (
         megablend.build(config).warnings,
         megablend.describe(config).to_dict()["warnings"],

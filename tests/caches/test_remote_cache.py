@@ -87,7 +87,7 @@ def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str
     aside = megablend.reset_run(renamed, "other")
     assert str(aside) == f"{remote}/runs/other/0000.json"
     assert megablend.list_runs(remote) == []
-    with pytest.raises(megablend.CacheError, match="run 'other' was not built there"):
+    with pytest.raises(megablend.CacheError, match="contains no run 'other'"):
         megablend.open(renamed)
     assert megablend.build(config | {"run": "other"}).ledger.ends == (40,)
     assert megablend.open(longer, state=state).consumed_samples == 50

@@ -153,7 +153,7 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (
             ["show", "{config}", "--sample", "0"],
             3,
-            "run 'demo' was not built there; run `megablend build CONFIG` first",
+            "contains no run 'demo'; run `megablend build CONFIG` first",
         ),
         (["build", "{folder}"], 2, "empty: is a folder; give the path of a YAML or JSON file\n"),
         (["check", "{folder}"], 2, "empty: is a folder; give the path of a YAML or JSON file\n"),

@@ -262,11 +262,11 @@ def test_a_killed_build_is_never_taken_for_a_hit(
         ),
         (
             ["--train-data-path", "a", "--split", "1"],
-            r"split '1' divides one blend, but splits are given blends of their own",
+            r"split '1' cannot be combined with a separate blend for each split",
         ),
         (
             ["--data-path", "a", "--tokenizer-type", "NullTokenizer"],
-            r"tokenizer: expected either --tokenizer-identifiers",
+            r"tokenizer: expected exactly one of --tokenizer-identifiers",
         ),
         (["--data-path", "a", "--max-memory", "much"], r"--max-memory 'much': expected bytes"),
         (

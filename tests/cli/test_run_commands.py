@@ -105,7 +105,7 @@ def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command
     error = json.loads(out)["error"]
     assert (error["kind"], error["exit_code"]) == ("CacheError", 3)
     assert err == f"megablend: {error['message']}\n"
-    assert "found no run 'demo'; the cache has 'other'" in error["message"]
+    assert "contains no run 'demo'; its runs: 'other'" in error["message"]
     moved = Path(
         json.loads(command("runs", "reset", config, "other", "--json")[1])["ledger_moved_to"]
     )
@@ -223,7 +223,7 @@ def test_show_prints_few_tokens_unless_asked(config: Path, command: Command) -> 
             "UsageError",
             "--workers 1 needs --micro-batch",
         ),
-        (["show", "{config}", "--sample", "0"], 3, "CacheError", "was not built"),
+        (["show", "{config}", "--sample", "0"], 3, "CacheError", "contains no run"),
         (["verify", "{config}"], 3, "CacheError", "does not exist yet; `megablend build "),
     ],
 )

@@ -65,7 +65,7 @@ SITUATIONS = [
         {"samples": None, "stages": [{"samples": 320}, {"samples": 320, **CHANGED}]},
         ["build BEFORE", "build CONFIG"],
         [
-            "stages[1]: it ends at sample 320, but begins at sample 320; let it end later",
+            "stages[1]: ends at sample 320, but begins at sample 320; let it end later",
             "`megablend amend CONFIG --at SAMPLE`",
         ],
         most_characters=240,
@@ -86,7 +86,7 @@ SITUATIONS = [
         {"samples": 480},
         ["build BEFORE", "amend LISTED --at 112", "amend CONFIG --at 240"],
         [
-            "has 2 before sample 240: list them as they were (`megablend runs show`), then add one with `from: 240`"
+            "has 2 before sample 240: list these stages (`megablend runs show` prints them), then add one with `from: 240`"
         ],
     ),
     Situation(
@@ -94,7 +94,7 @@ SITUATIONS = [
         {"samples": 480, "stages": [{"samples": 320}, CHANGED, {"lanes": 8}]},
         ["build BEFORE", "amend LISTED --at 112", "amend CONFIG --at 240"],
         [
-            "stages[1]: weights are relative, so the stage needs an end; add samples, tokens or share"
+            "stages[1]: has no end, and weights do not say where it ends; add samples, tokens or share"
         ],
     ),
     Situation(
@@ -262,6 +262,6 @@ def test_a_state_past_the_end_of_its_own_plan_is_told_apart_from_another_plan(
     changed = State.from_dict(dataset.state_dict()).to_dict() | {"consumed_samples": 41}
     with pytest.raises(
         StateError,
-        match="the state is at sample 41, but in the state's plan, run 'default' ends at sample 40,",
+        match="the state is at sample 41, but run 'default' ends at sample 40:",
     ):
         dataset.load_state_dict(changed)

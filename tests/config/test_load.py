@@ -398,7 +398,7 @@ def test_all_weights_zero(tmp_path: Path) -> None:
 def test_weights_without_a_length(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="weights are relative and do not set the length of train: add samples, tokens or epochs",
+        match="weights do not say how many samples the run has: add samples, tokens or epochs",
     ):
         load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
 

@@ -131,9 +131,9 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         (
             [{"samples": 8}, {"lanes": 2}],
             {},
-            "samples: missing; weights are relative and do not set the length of train",
+            "samples: missing; weights do not say how many samples the run has",
         ),
-        ([{}, {"samples": 80}], {}, "stages[0]: weights are relative, so the stage needs an end"),
+        ([{}, {"samples": 80}], {}, "stages[0]: has no end, and weights do not say where it ends"),
         (
             [{"share": 0.5}, {"samples": 80}],
             {},

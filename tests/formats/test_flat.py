@@ -144,7 +144,8 @@ def test_the_first_build_asks_what_a_document_is(tmp_path: Path, kind: str) -> N
     config = make_flat(tmp_path, kind)
     for more in ({"split": "50,25,25"}, {"order": "document"}, {"inter_document_masking": True}):
         with pytest.raises(
-            ConfigError, match=r"source 's': its column is flat, so each token would be a document"
+            ConfigError,
+            match=r"source 's' has one token per row, so each token would be a document",
         ):
             megablend.build(config | more)
     splits = "2: 1, 1, 0 in the splits.*6: 3, 1, 2 in the splits"
@@ -180,10 +181,10 @@ def test_a_stage_asks_what_a_document_is(tmp_path: Path, at_end: bool) -> None:
             megablend.build_index(edited)
         megablend.build(edited) if at_end else megablend.amend(edited, at=1)
 
-    with pytest.raises(ConfigError, match="'n': its column is flat"):
+    with pytest.raises(ConfigError, match="'n' has one token per row"):
         commit({"append_eod": 5001})
     with pytest.raises(
-        ConfigError, match=r"'s': its column is flat.* or leave out `order: document`"
+        ConfigError, match=r"'s' has one token per row.* or leave out `order: document`"
     ):
         commit({"documents": "file"}, order="document")
     commit({"append_eod": 5001, "documents": "file"})

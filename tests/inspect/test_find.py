@@ -141,10 +141,12 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
             megablend.find(config, *arguments)
     with pytest.raises(
         CacheError,
-        match=r"run 'other' was not built there; run `megablend build CONFIG` first, or choose one of the runs",
+        match=r"contains no run 'other'; run `megablend build CONFIG` first, or choose one of the runs",
     ):
         megablend.find(config["cache"], "source0/0.parquet", run="other")
-    with pytest.raises(ConfigError, match="split valid: run 'demo' was built without it"):
+    with pytest.raises(
+        ConfigError, match="split valid: the cache has no valid split of run 'demo'"
+    ):
         megablend.find(config["cache"], "source0/0.parquet", run="demo", split="valid")
     counted = tmp_path / "counted"
     config, _ = make_run(counted)

@@ -82,7 +82,7 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(
     longer = megablend.describe(config | {"samples": 170})
     assert (longer.to_dict()["committed"], longer.to_dict()["stages"]) == (False, [100, 170])
     assert (
-        "is committed to 100 samples; the figures are for 170, to which" in longer.to_dict()["note"]
+        "was built for 100 samples; the figures are for 170, to which" in longer.to_dict()["note"]
     )
     assert longer.to_dict()["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})
@@ -103,10 +103,7 @@ def test_sources_that_the_index_lacks_are_named(tmp_path: Path, config: dict[str
     assert "lacks 1 of the config's sources (the first: 's1')" in found.to_dict()["note"]
     assert [source["name"] for source in found.to_dict()["files"]] == ["s0", "s1"]
     megablend.build_index(config)  # the remedy
-    assert (
-        "this is not what run 'demo' is committed to"
-        in megablend.describe(config).to_dict()["note"]
-    )
+    assert "the config does not fit run 'demo'" in megablend.describe(config).to_dict()["note"]
     assert (
         megablend.open(one).run.ledger.index
         != megablend.describe(config).to_dict()["index"]["digest"]
@@ -123,7 +120,7 @@ def test_what_cannot_be_planned_is_an_error_without_a_build(config: dict[str, An
         megablend.build_index(config)
 
 
-OTHER_FILES = "has other files of source 's0' than its path matches"
+OTHER_FILES = "has other files of source 's0' than the source's path matches"
 INDEX_IT = "run `megablend index CONFIG`, which indexes the files without committing a run"
 
 

@@ -235,7 +235,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
         {"stages": [FIRST, NEXT | {"from": 100}]},
         {"at": 100},
         "begins at sample 100, expected 112: set `samples: "
-        "640` in the previous stage, as it was built, and `from: 112`, or no `from`, in the next one$",
+        "640` in the previous stage, as it was built, and `from: 112` in the next one$",
         [
             ({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}),
             ({"stages": [FIRST, NEXT]}, {"at": 100}),
@@ -256,29 +256,29 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
         {"at": 100},
-        "it ends at sample 120, but since the amendment changes the length of samples or withdraws files, the "
-        "settings before it are kept until sample [0-9]+; let it end later",
+        "ends at sample 120, but the previous stage's settings are kept until sample [0-9]+, since .*; let the stage "
+        "end later",
         [({"stages": [FIRST, NEXT | {"samples": 720, "sequence_length": 12}]}, {"at": 100})],
     ),
     (
         {"stages": [FIRST, {"samples": 800}]},
         {"at": 100},
-        "the order from sample 112 on would not change; change a setting that affects it",
+        "amending from sample 112 on would change nothing; change a setting that affects the order",
         [({"stages": [FIRST, {"samples": 800, "shuffle_window": 8}]}, {"at": 100})],
     ),
     (
         {"stages": [FIRST, NEXT]},
         {},
-        r"give either `at` \(a sample\) or `state`",
+        r"give exactly one of `at` \(a sample number\) and `state`",
         [({"stages": [FIRST, NEXT]}, {"at": 100})],
     ),
     (
         {"stages": [FIRST, NEXT | {"samples": 104}]},
         {"at": 100},
-        r"stages\[1\]: it ends at sample 104, but begins at sample 112; let it end later",
+        r"stages\[1\]: ends at sample 104, but begins at sample 112; let it end later",
         [({"stages": [FIRST, NEXT]}, {"at": 100})],
     ),
-    ({"run": "other", "stages": [FIRST, NEXT]}, {"at": 100}, "run 'other' was not built there", []),
+    ({"run": "other", "stages": [FIRST, NEXT]}, {"at": 100}, "contains no run 'other'", []),
 ]
 
 
@@ -360,7 +360,9 @@ def test_the_first_repeat_after_an_earlier_one_is_a_sample_of_its_source(
 def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[str, Any]) -> None:
     megablend.skip(config, 100, 140, batch_size=4)
     edited = config | {"stages": [FIRST, NEXT]}
-    says = "within samples 100 to 140, which run 'default' skips; amend it at sample 140 or later"
+    says = (
+        "within samples 100 to 140, which run 'default' skips; amend the run at sample 140 or later"
+    )
     with pytest.raises(megablend.ConfigError, match=says):
         megablend.amend(edited, at=100)
     assert megablend.amend(edited, at=140, dry_run=True).at == 144

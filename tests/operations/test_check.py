@@ -338,13 +338,15 @@ def test_what_is_replaced_while_training_is_an_error(
 def test_a_config_that_was_edited_but_not_amended_is_told(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    says = "the config differs from what run 'default' is committed to, so loaders refuse it: "
+    says = (
+        "the config differs from the one that run 'default' was built with, so loaders refuse it: "
+    )
     heavier = config | {"sources": [config["sources"][0] | {"weight": 3}, config["sources"][1]]}
     without = {"samples": 80, "withdraw": ["s1"]}
     withdrawn = config | {"samples": None, "stages": [{"samples": 40}, without]}
     edits = {
         "weight": heavier,
-        "needs 2 versions of the index, but run 'default' has only 1": withdrawn,
+        "the new files have not been added to run 'default' yet": withdrawn,
         "run `megablend build CONFIG` to extend it": config | {"samples": 50},
     }
     for why, edited in edits.items():

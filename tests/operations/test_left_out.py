@@ -44,7 +44,7 @@ def test_a_later_stage_with_new_data_cannot_be_left_out(grown: dict[str, Any]) -
     edited = with_stages(grown, STAGES[0], CHANGE)
     says = (
         "run 'default' reads new data from sample 320 on, but the config lists no stage with `new_data` there: list "
-        "that stage again after the amendment's, or first replace it by one without "
+        "that stage again after the one that you add, or first replace it by one without "
         r"`new_data` \(`megablend amend CONFIG --at 320`\)$"
     )
     state = megablend.open(grown).state_dict(100)
@@ -92,8 +92,8 @@ def test_new_data_of_a_stage_that_has_begun_cannot_be_lost(grown: dict[str, Any]
     """The run would go on with its first index."""
     lost = with_stages(grown, STAGES[0], {"samples": 1600})
     says = (
-        "run 'default' has already started, and its stage 1, from sample 320 on, was built with `new_data`, which the config no "
-        "longer sets: put `new_data: true` back in that stage$"
+        "run 'default' has already started, and its stage 1, from sample 320 on, reads new data, but the config does "
+        "not set `new_data` there; put `new_data: true` back in that stage$"
     )
     change = CHANGE | {"samples": 3200}
     refuse(megablend.build, with_stages(grown, STAGES[0], {"samples": 3200}), says)
@@ -119,7 +119,7 @@ def test_new_data_of_a_stage_that_has_begun_cannot_be_moved(tmp_path: Path) -> N
     for number in (1, 3):
         moved = [*stages[:number], new[number], *stages[number + 1 :]]
         says = (
-            f"without new data from sample {stages[number - 1]['samples']} on, where the config has"
+            f"reads no new data from sample {stages[number - 1]['samples']} on, but the config sets"
         )
         refuse(megablend.build, with_stages(config, *moved, change), says)
         refuse(megablend.amend, with_stages(config, *moved, change), says, at=1200)
@@ -135,8 +135,8 @@ def test_new_data_cannot_be_added_to_what_is_committed(tmp_path: Path, ends: lis
     write_file(tmp_path, 1, "m00", later(1))
     added = with_stages(config, {"samples": ends[0]}, {"samples": ends[1], "new_data": True})
     says = (
-        rf"run 'default' has already started, without new data from sample {ends[0]} on, where the config has `new_data`: "
-        "remove it there, and set it in a stage at the end, or in one that `megablend amend CONFIG --at SAMPLE` "
+        rf"run 'default' has already started and reads no new data from sample {ends[0]} on, but the config sets `new_data` "
+        "there; remove it there, and set it in a stage at the end, or in one that `megablend amend CONFIG --at SAMPLE` "
         "adds$"
     )
     refuse(megablend.build, added, says)

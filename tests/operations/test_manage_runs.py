@@ -98,7 +98,7 @@ def test_a_typo_in_samples_is_not_final(config: dict[str, Any]) -> None:
     ):
         megablend.build(asked)
     aside = Path(megablend.reset_run(config, "demo"))
-    with pytest.raises(megablend.CacheError, match="run 'demo' was not built there"):
+    with pytest.raises(megablend.CacheError, match="contains no run 'demo'"):
         megablend.open(asked)
     assert megablend.build(asked).ledger.ends == (50,)
     with pytest.raises(megablend.StateError, match="the plan differs"):
@@ -190,7 +190,7 @@ def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> Non
     path.write_text(json.dumps(config))
     megablend.build(path)
     assert megablend.list_runs(path) == megablend.list_runs(config["cache"]) != []
-    with pytest.raises(ConfigError, match="run 'demo' already has this name; choose another one"):
+    with pytest.raises(ConfigError, match="the new name of run 'demo' is the same as the old one"):
         megablend.rename_run(config, "demo", "demo")
     megablend.rename_run(config, "demo", "another")
     says = r"expected a name of at most 100 letters, digits, '\.', '_' and '-', that begins with a letter or digit"
@@ -199,7 +199,7 @@ def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> Non
     for number, new in enumerate(("9a._-", "x" * 100)):
         megablend.rename_run(config, names(config)[0], new)
         assert names(config) == [new], number
-    with pytest.raises(megablend.CacheError, match=r"found no run 'demo'; the cache has 'x+'$"):
+    with pytest.raises(megablend.CacheError, match=r"contains no run 'demo'; its runs: 'x+'$"):
         megablend.show_run(config, "demo")
     assert megablend.show_run(config, "x" * 100).run == "x" * 100
 
@@ -212,12 +212,12 @@ def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> Non
     ):
         megablend.rename_run(config, "demo", "other")
     with pytest.raises(
-        megablend.ConfigError, match="run 'demo' already has this name; choose another one"
+        megablend.ConfigError, match="the new name of run 'demo' is the same as the old one"
     ):
         megablend.rename_run(config, "demo", "demo")
     for change in (megablend.show_run, megablend.reset_run, megablend.remove_run):
         with pytest.raises(
-            megablend.CacheError, match=r"found no run 'demmo'; the cache has 'demo', 'other'$"
+            megablend.CacheError, match=r"contains no run 'demmo'; its runs: 'demo', 'other'$"
         ):
             change(config, "demmo")
         with pytest.raises(

@@ -35,7 +35,7 @@ def tokens(dataset: megablend.Dataset) -> torch.Tensor:
 def test_a_run_must_be_built(config: dict[str, Any]) -> None:
     with pytest.raises(
         megablend.CacheError,
-        match="run 'demo' was not built there; run `megablend build CONFIG` first",
+        match="contains no run 'demo'; run `megablend build CONFIG` first",
     ):
         megablend.open(config)
 
@@ -157,7 +157,8 @@ def test_a_state_of_another_index_or_plan_is_refused(
     megablend.build(other)
     dataset = megablend.open(other)
     with pytest.raises(
-        megablend.StateError, match=f"the plan differs: the state was saved with {state['plan']}"
+        megablend.StateError,
+        match=f"the plan differs: the state was saved with plan {state['plan']}",
     ):
         dataset.load_state_dict(state)
     KINDS["parquet"].write(tmp_path / "data" / "source0" / "9.parquet", [[900_001, 900_002]] * 9)

@@ -156,7 +156,10 @@ def test_datasets_of_others_are_refused(make: Callable[..., Any], given: Any) ->
             r"not a megablend state: found '\[\]', expected a dict returned by state_dict\(\)",
         ),
         ({"cache": ""}, "found '', expected a path"),
-        ({"transform": 3}, "transform: found 3, expected a function of a sample's dict"),
+        (
+            {"transform": 3},
+            "transform: found 3, expected a function that takes and returns a sample",
+        ),
     ],
     ids=str,
 )

@@ -111,7 +111,7 @@ def test_groups_and_meshes_give_both_where_remedies_are_followed(
     ids=lambda each: next(iter(each)),
 )
 def test_a_job_of_fewer_processes_than_ranks_is_refused(variables: dict[str, str]) -> None:
-    says = r"found data_parallel_size 4, expected at most 2: this process is one of a job of 2 .*never be read.*`replicas=`"
+    says = r"found data_parallel_size 4, expected at most 2: this job has 2 processes .*never be read.*`replicas=`"
     with pytest.raises(megablend.ConfigError, match=says):
         resolve_rank(1, 4, None, variables)
     assert resolve_rank(1, 2, None, variables) == (1, 2)
@@ -119,7 +119,7 @@ def test_a_job_of_fewer_processes_than_ranks_is_refused(variables: dict[str, str
     # "say how many jobs there are"
     assert resolve_rank(3, 4, None, variables, replicas=2) == (3, 4)
     with pytest.raises(
-        megablend.ConfigError, match=r"expected at most 4: .* of which 2 make up the run"
+        megablend.ConfigError, match=r"expected at most 4: .* and 2 jobs make up the run"
     ):
         resolve_rank(3, 5, None, variables, replicas=2)
     with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 2, expected 0 to 1"):

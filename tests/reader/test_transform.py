@@ -211,7 +211,8 @@ def test_a_loader_closed_in_the_middle_goes_on_where_it_was(
 
 def test_what_cannot_be_called_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigError, match="transform: found 'lower', expected a function of a sample's dict"
+        ConfigError,
+        match="transform: found 'lower', expected a function that takes and returns a sample",
     ):
         megablend.open(config, transform="lower")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="transform: found 3, expected a function"):

@@ -53,11 +53,11 @@ def test_stages_appended_since_are_fine() -> None:
         ),
         (
             {"stages": (Link(100, "b" * 32), Link(200, "d" * 32))},
-            f"saved with {'c' * 32}, but this dataset has {'d' * 32}",
+            f"saved with plan {'c' * 32}, but this dataset has plan {'d' * 32}",
         ),
         (
             {"stages": (Link(100, "b" * 32),)},
-            f"saved with {'c' * 32}, but this dataset has {'b' * 32}",
+            f"saved with plan {'c' * 32}, but this dataset has plan {'b' * 32}",
         ),
     ],
 )
@@ -73,9 +73,12 @@ def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: 
         ({"epoch": 3}, "not a megablend state"),
         (STATE.to_dict() | {"version": 2}, "found state version 2, expected 1"),
         ({k: v for k, v in STATE.to_dict().items() if k != "stages"}, "KeyError 'stages'"),
-        (STATE.to_dict() | {"stages": []}, "its plan is not that of its last stage"),
-        (STATE.to_dict() | {"plan": "0" * 32}, "its plan is not that of its last stage"),
-        (STATE.to_dict() | {"consumed_samples": -1}, "consumed_samples is negative"),
+        (STATE.to_dict() | {"stages": []}, "`plan`, `stages` and `consumed_samples` do not"),
+        (STATE.to_dict() | {"plan": "0" * 32}, "`plan`, `stages` and `consumed_samples` do not"),
+        (
+            STATE.to_dict() | {"consumed_samples": -1},
+            "`plan`, `stages` and `consumed_samples` do not",
+        ),
         (STATE.to_dict() | {"consumed_samples": "many"}, "TypeError"),
         (STATE.to_dict() | {"consumed_samples": 2.7}, "TypeError"),
     ],

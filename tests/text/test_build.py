@@ -292,7 +292,9 @@ def test_two_tokenizers_side_by_side(tmp_path: Path) -> None:
     ):
         build(one | {"tokenizer": two["tokenizer"]})
     (warning,) = check(one | {"tokenizer": two["tokenizer"]}).warnings
-    assert warning.startswith(f"source 'web': its tokens were made by tokenizer {digests[0]}, but ")
+    assert warning.startswith(
+        f"source 'web' was tokenised with another tokenizer (digest {digests[0]}) than "
+    )
     assert warning.endswith("or give the run another name (`run:`)")
     assert check(one).warnings == ()
 

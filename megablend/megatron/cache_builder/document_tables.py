@@ -60,7 +60,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
     if known is not None:
         if launch.rank == 0 and _has_token_documents(_store(cache, known, storage), address):
             LOG.warning(
-                "%s: its column is flat, so each token counts as a document, as it did when this table was built",
+                "%s: has one token per row, and each counts as a document, as it did when the cache was built",
                 address,
             )
         return known
@@ -72,7 +72,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
     store = _store(cache, indexed, storage)
     if _has_token_documents(store, address):
         raise ConfigError(
-            f"{address}: its column is flat, so each token would be a document; add `documents=file`, "
+            f"{address}: has one token per row, so each would be a document; add `documents=file`, "
             "`documents=row_group` or `documents=ID` of the token that ends documents"
         )
     num_documents = store.snapshot.sources[0].rows
@@ -86,7 +86,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
                 raise UnsupportedFileError(
                     address.pattern,
                     f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, but "
-                    "Megatron counts them in 32 bits; split it",
+                    f"Megatron supports at most {_MAX_TOKENS:,}; split the document",
                 )
             write(first, lengths.astype(np.int32))
     if launch.rank == 0:
@@ -122,7 +122,7 @@ def pinned_address(cache: str, text: str) -> Address:
     indexed = _pinned(cache, address)
     if indexed is None:
         raise CacheError(
-            f"{text}: not indexed in {cache}; open the dataset through MegablendDatasetBuilder, "
+            f"{text}: is not indexed in {cache}; open the dataset through MegablendDatasetBuilder, "
             "which indexes it"
         )
     return indexed

@@ -231,8 +231,8 @@ def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
         raise ChangedFileError(
             stored.path,
             f"the lengths of sequences {part.begin:,} to {part.end:,} changed while this build ran ({part.tokens:,} tokens "
-            f"before, {tokens:,} now): the file is being written, or is not the same on all nodes; build again when it is "
-            "complete",
+            f"before, {tokens:,} now): the file is being written, or is not the same on all nodes; build again when the "
+            "file is complete",
         )
 
 

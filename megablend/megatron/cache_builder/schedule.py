@@ -186,8 +186,8 @@ def assign_jobs(
         free = memory[node.host]
         if max_memory > free:
             raise ConfigError(
-                f"{names[largest]}: its arrays take {max_memory:,} bytes of memory, but {node.host} may use {free:,} "
-                "(--max-memory, or the free memory there); raise --max-memory or free memory there, or request fewer "
+                f"{names[largest]}: its arrays need {max_memory:,} bytes of memory, but {node.host} has only {free:,} "
+                "for them (--max-memory, or free memory); raise --max-memory, free memory, or request fewer "
                 "samples"
             )
         cores[node.host] |= node.cores

@@ -174,14 +174,14 @@ def _dataset_job(
     if epochs > _INT32_MAX:
         raise PlanError(
             f"{_name(part)}: {part.num_samples:,} samples of {length:,} tokens read its {size.tokens:,} tokens {epochs:,} times, "
-            "and Megatron counts epochs in 32 bits; request fewer, or add data"
+            f"but Megatron supports at most {_INT32_MAX:,} epochs; request fewer samples, or add data"
         )
     keep_tail = SPLITS[part.split] == "valid" and not request.drop_last_partial_validation_sequence
     samples = num_samples(size.tokens, epochs, length, extra, keep_tail)
     if part.num_samples is not None and samples < part.num_samples:
         raise PlanError(
-            f"{_name(part)}: Megatron rounds its {epochs * size.tokens:,} tokens to {samples:,} samples in single precision, "
-            f"fewer than the {part.num_samples:,} requested; drop the last partial sequence, or request fewer"
+            f"{_name(part)}: Megatron computes in single precision, which gives {samples:,} samples of {epochs * size.tokens:,} "
+            f"tokens, but {part.num_samples:,} are requested; drop the last partial sequence, or request fewer samples"
         )
     text = dataset_description(request, part, shared)
     documents = epochs * (size.end - size.begin)
@@ -240,9 +240,9 @@ def _blend_job(
         for job in datasets:
             if not job.num_samples:
                 raise PlanError(
-                    f"{job.name}: its {job.size.tokens:,} tokens are fewer than one sample of "
-                    f"{request.sequence_length:,}, so Megatron, which weights a dataset by its number of samples, "
-                    "cannot use it; leave the dataset out, or give this split a larger share of it"
+                    f"{job.name}: has {job.size.tokens:,} tokens, fewer than one sample of "
+                    f"{request.sequence_length:,}, so Megatron cannot blend it; leave the dataset out, or give "
+                    "this split a larger share of the dataset"
                 )
     size = _blend_size(request, layout, lengths)
     weights: list[float] | list[int] = list(lengths if layout.weights is None else layout.weights)

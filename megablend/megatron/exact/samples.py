@@ -132,7 +132,7 @@ def missing_length_error(documents: Int32s, lengths: Int32s) -> PlanError:
     """Return the error for a document index that refers to documents without a length."""
     return PlanError(
         f"the document index refers to documents {documents.min()} to {documents.max()}, but lengths are given for "
-        f"{len(lengths)}; rebuild it for these documents"
+        f"only {len(lengths)}; rebuild the index for these documents"
     )
 
 

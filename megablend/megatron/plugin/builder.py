@@ -123,8 +123,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             job.world.abort(error)
         if reason is None and not is_tried(installed_version()) and job.rank == 0:
             LOG.warning(
-                "megablend has not been tested with megatron-core %s; it is used anyway, since the code is as "
-                "expected, and tiny datasets built both ways are equal",
+                "megablend has not been tested with megatron-core %s, but continues: it has compared small "
+                "datasets with those that Megatron builds, and they are the same",
                 installed_version(),
             )
         datasets = None if reason else self._open_whole()

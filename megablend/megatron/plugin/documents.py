@@ -271,8 +271,9 @@ class PairDocuments(Documents):
             if not np.array_equal(read_lengths(stored), self.sequence_lengths):
                 raise ChangedFileError(
                     path,
-                    f"its {stored.num_sequences:,} lengths differ from the {len(self):,} that the cache was built from: restore "
-                    f"the file, or remove the cache ({self._catalog.parent.parent}) and rebuild it",
+                    f"does not contain the sequences that the cache was built from (found {stored.num_sequences:,}, expected "
+                    f"{len(self):,} of the same lengths): restore the file, or remove the cache ({self._catalog.parent.parent}) "
+                    "and rebuild it",
                 )
         self._checked = True
 

@@ -99,8 +99,8 @@ def check_pair(word: str) -> None:
     kind = parse_address(word).format
     if kind != PAIR:
         raise ConfigError(
-            f"{word}: not a .bin/.idx pair: `{kind}:` addresses are for MegablendGPTDataset, whose lengths "
-            "MegablendDatasetBuilder writes when training starts"
+            f"{word}: is not a .bin/.idx pair; use `{kind}:` addresses only in training, with "
+            "MegablendGPTDataset"
         )
 
 

@@ -158,8 +158,8 @@ def count_samples(
     def batch_size(split: str) -> int:
         if not global_batch_size:
             raise ConfigError(
-                f"{split}: its size cannot be derived without --global-batch-size; give it, or set the size directly "
-                f"with --{split}-samples"
+                f"{split}: the number of samples cannot be computed without --global-batch-size; add that flag, or "
+                f"--{split}-samples"
             )
         return global_batch_size
 
@@ -167,14 +167,12 @@ def count_samples(
         if train_iters:
             return train_iters
         if not train_samples:
-            problem = (
-                "cannot be derived without --train-samples or --train-iters; give one of them, or"
-            )
+            problem = "cannot be computed without --train-iters; add that flag, or"
         elif rampup_batch_size:  # more steps, by Megatron's own rounding of each
-            problem = "cannot be derived with --rampup-batch-size;"
+            problem = "cannot be computed with --rampup-batch-size;"
         else:
             return train_samples // batch_size(split)
-        raise ConfigError(f"{split}: its size {problem} set it directly with --{split}-samples")
+        raise ConfigError(f"{split}: the number of samples {problem} set it with --{split}-samples")
 
     def train_size() -> int:
         if train_samples:
@@ -190,7 +188,7 @@ def count_samples(
             return valid_samples
         if not eval_interval:
             raise ConfigError(
-                "valid: its size cannot be derived without --eval-interval; give it, or set the size directly with "
+                "valid: the number of samples cannot be computed without --eval-interval; add that flag, or "
                 "--valid-samples"
             )
         num_evaluations = num_iterations("valid") // eval_interval + 1
@@ -285,8 +283,8 @@ def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None,
 def _identifiers(identifiers: str | None, tokenizer_flags: Mapping[str, Any]) -> dict[str, Any]:
     if (identifiers is None) == (tokenizer_flags["tokenizer_type"] is None):
         raise ConfigError(
-            "tokenizer: expected either --tokenizer-identifiers (such as an earlier run's description.txt) or --tokenizer-type "
-            "and its flags, the same as in training: Megatron names its cache by the tokenizer"
+            "tokenizer: expected exactly one of --tokenizer-identifiers (such as an earlier run's description.txt) and "
+            "--tokenizer-type (with its flags, as in training): the names of cache files depend on it"
         )
     if identifiers is None:
         return build_identifiers(tokenizer_flags)

@@ -35,8 +35,7 @@ class Blend:
             )
         if len(self.prefixes) > MAX_DATASETS:
             raise ConfigError(
-                f"a blend has {len(self.prefixes):,} prefixes, but Megatron's 16-bit dataset index "
-                f"holds at most {MAX_DATASETS:,}; merge some of them"
+                f"a blend has {len(self.prefixes):,} prefixes, but Megatron allows at most {MAX_DATASETS:,}; merge some of them"
             )
         for prefix in self.prefixes:
             check_prefix(prefix)
@@ -111,8 +110,8 @@ class CacheRequest:
             )
         if self.blend_per_split is not None and self.split is not None:
             raise ConfigError(
-                f"split {self.split!r} divides one blend, but splits are given blends of their own (--train-data-path, ...); "
-                "leave out one of them"
+                f"split {self.split!r} cannot be combined with a separate blend for each split (--train-data-path, ...); "
+                "leave out one of the two"
             )
         self._check_sizes()
 

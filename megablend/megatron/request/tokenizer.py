@@ -27,8 +27,8 @@ def identifiers_of(tokenizer: Any) -> dict[str, Any]:
         identifiers: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
     except (AttributeError, TypeError) as error:
         raise ConfigError(
-            f"the tokenizer {type(tokenizer).__name__} has no unique_identifiers that JSON can hold ({error}), by which "
-            "Megatron names its cache; set them to text and numbers"
+            f"the tokenizer {type(tokenizer).__name__} has no unique_identifiers that JSON can hold ({error}), but Megatron's "
+            "cache needs them; set them to text and numbers"
         ) from None
     return identifiers
 

@@ -100,7 +100,7 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
         del stage["sequence_length"]
     elif said.startswith("stages[") and not said.startswith(f"stages[{number}]"):
         job.amends_late = True  # a stage that had not begun cannot be planned from so early on
-    elif "let it end later" in said:
+    elif "end later" in said:
         stage["samples"] += 256  # it would end within a drain
     elif "so it cannot have steps" in said:
         stage["schedule"] = None
@@ -124,7 +124,7 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
         return requested._replace(weights=tuple(weights))
     elif "has no document counts" in said:
         del stage["order"]
-    elif "would not change" in said:
+    elif "would change nothing" in said:
         stage["shuffle_window"] = 3 + job.rng.randrange(9)
         job.amends_late = (
             True  # perhaps it is the stage before this one that has not begun, and changes nothing

@@ -150,7 +150,9 @@ class Job:
         try:
             self._keep(*self._read(steps, ranks, 4 // ranks))
         except ConfigError as error:
-            if "within steps of" not in str(error) and "would reach into" not in str(error):
+            if "in the middle of a batch" not in str(error) and "would reach into" not in str(
+                error
+            ):
                 raise
             self._keep(*self._read(4 * steps, 1, 1))
 
@@ -302,10 +304,13 @@ class Job:
                 expected = megablend.amend(self.config, dry_run=True, **where)
                 break
             except ConfigError as error:
-                if "skips; amend it at" not in str(error):
+                if "skips; amend the run at" not in str(error):
                     raise
                 where["at"] = int(
-                    str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", "")
+                    str(error)
+                    .rpartition("amend the run at sample ")[2]
+                    .split(" ")[0]
+                    .replace(",", "")
                 )
                 where = {key: where[key] for key in where if key in ("at", "batch")}
         now, then = (self.settings_of(len(self.stages) - back) for back in (1, 2))

@@ -164,9 +164,9 @@ plan = said_by(Blend.use)
 # fmt: off
 test_what_the_config_shows = table(
     config("weights, but no length", {"samples": None},
-           "weights are relative and do not set the length of train: add samples, tokens or epochs",
+           "weights do not say how many samples the run has: add samples, tokens or epochs",
            {"samples": 9}, {"tokens": 80}, {"epochs": 1}),  # EleutherAI/gpt-neox#992
-    config("two lengths", {"epochs": 1}, "epochs: the length of train is already set by samples; keep only one",
+    config("two lengths", {"epochs": 1}, "epochs: the number of training samples is already set by samples; keep only one",
            {"epochs": None}, {"samples": None}),  # NVIDIA/Megatron-LM#1127
     config("shares in different units", {"s1": {"weight": None, "epochs": 1}}, "mixed units ('s0' weight, 's1' epochs",
            {"s1": {"weight": 3}}, EPOCHS),  # NVIDIA-NeMo/Megatron-Bridge#5438
@@ -213,7 +213,7 @@ test_what_the_config_shows = table(
            "on_exhausted: found 'first_exhausted', expected 'error' or 'redistribute'",
            *({"on_exhausted": kind, "s1": {"max_epochs": 1}} for kind in ("error", "redistribute"))),  # swiss-ai/Megatron-LM#6
     config("exhaustion without a cap", {"on_exhausted": "redistribute"},
-           "sources without a cap repeat and are never exhausted; give max_epochs",
+           "no source can be exhausted, since none has a cap; give max_epochs",
            CAP, {"s0": {"max_tokens": 80}}, {"on_exhausted": None}),  # swiss-ai/Megatron-LM#6
     config("a cap of 0 to leave a source out", {"s0": {"max_epochs": 0}}, "max_epochs: found 0, expected more than 0",
            {"s0": {"max_epochs": 3}}),  # marin-community/marin#7130
@@ -236,7 +236,7 @@ test_what_the_config_shows = table(
     config("another seed in a stage", stages({"samples": 100}, {"seed": 3}),
            "seed cannot change within a run, whose order depends on it",
            stages({"samples": 100}, {}, seed=3, run="next")),  # marin-community/levanter#698
-    config("a stage without an end", stages(STAGE, {}), "weights are relative, so the stage needs an end",
+    config("a stage without an end", stages(STAGE, {}), "has no end, and weights do not say where it ends",
            *(stages(STAGE | end, {}) for end in ({"samples": 80}, {"tokens": 800}, {"share": 0.5}))),  # huggingface/nanotron#380
     config("a stage longer than the run", stages({"share": 1.5}, {}),
            "share: found 1.5, expected a share of the run, more than 0 and at most 1",
@@ -291,7 +291,7 @@ test_what_the_data_shows = table(
          "train would have 1,000,000,000,000,000,000 samples; a plan can have at most",
          {"samples": 1_125_899_906_842_623}),  # modelscope/ms-swift#10099
     plan("a stage that ends before it begins", stages({"samples": 100}, {"samples": 48}, {}),
-         "it ends at sample 48, but begins at sample 100; let it end later",
+         "ends at sample 48, but begins at sample 100; let it end later",
          stages({"samples": 100}, {"samples": 148}, {})),  # mosaicml/llm-foundry#954
     fault("a share of nothing", {**to_end(sources={"s0": {"weight": 7}}), "s2": {"weight": 1e-6}},
           "source 's2' gets none of the 200 samples: .*; give it a larger share, or a share of 0 in every stage$",
@@ -303,7 +303,7 @@ test_what_the_data_shows = table(
          to_end(sources={"s0": {"max_epochs": 1, "weight": 0.1}}), {"on_exhausted": "redistribute"},
          to_end(sources=CAP, on_exhausted="redistribute")),
     fault("redistribution without a cap", to_end(on_exhausted="redistribute"),
-          r"stages\[1\]: on_exhausted: sources without a cap .*; give max_epochs or max_tokens to at least one",
+          r"stages\[1\]: on_exhausted: no source can be exhausted, .*; give max_epochs or max_tokens to at least one",
           *(to_end(on_exhausted="redistribute", sources={"s0": cap}) for cap in ({"max_epochs": 1}, {"max_tokens": 400})),
           to_end(sources={"s0": {"weight": 7}})),
     fault("a schedule without steps", ending({"samples": 64}, {"samples": 80, "schedule": "linear", **HEAVY}),
@@ -324,15 +324,15 @@ test_what_the_data_shows = table(
          "`megablend amend CONFIG --at SAMPLE`",
          ending({"samples": 100}, {"samples": 200, "from": 64, **HEAVY})),
     fault("an end before the beginning", {**ending({"share": 0.001}, HEAVY), "tokens": 1600},
-          r"stages\[0\]: it ends at sample 0, but begins at sample 0; let it end later$", ending({"share": 0.5}, HEAVY)),
+          r"stages\[0\]: ends at sample 0, but begins at sample 0; let it end later$", ending({"share": 0.5}, HEAVY)),
     fault("an interleaving", {"interleaving": "x"}, "interleaving: found 'x', expected one of lanes, sequential$",
           *({"interleaving": name} for name in ("lanes", "sequential"))),
 )
 
 test_what_is_noted = table(
     plan("a stage that ends within a step of lanes", (stages({"samples": 101}, STAGE, run="off"), Blend.index),
-         "stages[0]: ends at sample 101, with 1 of its 4 lanes ahead of the others, so loaders continue in other "
-         "lanes and read more: at sample 100 or 104, all lanes would end together",
+         "stages[0]: ends at sample 101, with 101 samples, which is not a multiple of its 4 lanes, so loaders read more "
+         "data than they need; end the stage at sample 100 or 104",
          *(stages({"samples": end}, STAGE) for end in (100, 104))),  # huggingface/nanotron#113
     plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5 and is now 7/11",
          OTHER_RUN, {"s0": {}}),  # NVIDIA/Megatron-LM#457

@@ -262,7 +262,7 @@ STAGES = {"samples": None, "stages": [{"samples": 150}, {"samples": 300, "shuffl
 test_runs = table(
     fault("no index", remove("cache"), "holds no index; run `megablend build CONFIG` first", run_named,
           fails=lambda bench: megablend.check(str(bench.path))),
-    fault("no run", {"run": "new"}, "run 'new' was not built there; run `megablend build CONFIG` first", run_named),
+    fault("no run", {"run": "new"}, "contains no run 'new'; run `megablend build CONFIG` first", run_named),
     fault("a longer run", {"samples": 160}, "requests 160; run `megablend build CONFIG` to extend it", run_named),
     fault("a damaged ledger", damage(LEDGER, flip),
           r"default\.json: .*(damaged|cannot read the run's ledger).*; restore it from a backup, or reset the run",
@@ -297,9 +297,8 @@ test_runs = table(
     fault("an index that is gone", without_index,
           "this version of the index does not exist .*; run `megablend (build CONFIG)`; if the data has changed", "{1}"),
     fault("an index and the data that are gone", (without_index, write_data("parquet", CHANGED)),
-          "this index does not exist\nrun 'default' needs index.*restore both, or that index from a backup, "
-          "and build again; "
-          "or give the run another name", restore("data"), restore("cache/generations"), ANOTHER_RUN, fails=Run.build),
+          "this index does not exist\nrun 'default' needs index.*restore the old index from a backup, or reset the run .*, "
+          "and build again", restore("data"), restore("cache/generations"), ANOTHER_RUN, fails=Run.build),
     fault("an index that verify misses", without_index,
           r"run 'default' uses index \w+, which does not exist; run `megablend (build CONFIG)`; if", "{1}", fails=verify),
     fault("the same, with other data", (without_index, lambda bench: bench.add(1)),

@@ -210,9 +210,9 @@ test_shares = table(
             {unit: None, "tokens" if unit == "tokens" else "samples": "{1}"}, ({unit: None}, raise_caps)) for unit,
             length in MANY.items()),
     fault("no length that fits", shares({"weight": 1, "max_epochs": 1}, {"weight": 0.00001}),
-          "No length fits: only 100,001 samples or more would include one of each source, but the caps allow",
+          "No length fits: a run needs at least 100,001 samples to include one of each source, but the caps allow only",
           *(shares({"weight": 1, "max_epochs": 1}, {"weight": weight}) for weight in (0.1, 0))),
-    fault("no plan that is long enough", shares({"weight": 1}, {"weight": "1e-18"}), "^(?!.*set `).*but a plan can have at most",
+    fault("no plan that is long enough", shares({"weight": 1}, {"weight": "1e-18"}), "^(?!.*set `).*but can have at most",
           shares({"weight": 1}, {"weight": 0.1})),
     *(fault(f"a run of no sample in {unit}", {"samples": None, unit: value}, f"`{unit}: ([^`]+)`", {unit: "{1}"})
       for unit, value in (("tokens", 3), ("epochs", "0.000001"))),

@@ -183,7 +183,7 @@ def test_lengths_that_change_during_the_build_are_refused(
     request = make_request(tmp_path, prefix)
     says = (
         rf"a\.idx: the lengths of sequences 0 to 5 changed while this build ran \(45 tokens before, {tokens} now\): .*; build "
-        "again when it is "
+        "again when the file is "
     )
     with pytest.raises(ChangedFileError, match=says):
         build_cache.prepare_cache(request, launch=detect(), storage=STORAGE)

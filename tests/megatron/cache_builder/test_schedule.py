@@ -72,7 +72,7 @@ def test_ranks_that_are_bound_to_cores_have_those() -> None:
 def test_a_job_that_no_node_holds_is_named() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"big: its arrays take 104,857,601 bytes of memory, but x may use 104,857,600",
+        match=r"big: its arrays need 104,857,601 bytes of memory, but x has only 104,857,600",
     ):
         assign_jobs([need(MB), need(100 * MB + 1)], ["small", "big"], [place("x")])
 

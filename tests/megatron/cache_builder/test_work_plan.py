@@ -133,7 +133,7 @@ def test_a_kept_tail_that_single_precision_loses_is_refused() -> None:
     assert split.num_samples == 1 << 24 | 2
     with pytest.raises(
         PlanError,
-        match=r"/a \(valid\): Megatron rounds its 33,554,435 tokens to 16,777,216 samples",
+        match=r"/a \(valid\): Megatron computes in single precision, which gives 16,777,216 samples of 33,554,435",
     ):
         plan(request(0, (1 << 24) + 1, 0, **kept), tokens)
 

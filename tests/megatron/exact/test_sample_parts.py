@@ -70,7 +70,7 @@ def test_a_run_of_other_lengths_is_refused() -> None:
     lengths = np.array([5, 6], np.int32)
     with pytest.raises(
         PlanError,
-        match="the document index refers to documents 0 to 2, but lengths are given for 2",
+        match="the document index refers to documents 0 to 2, but lengths are given for only 2",
     ):
         count_run(lengths, np.array([0, 2], np.int32))
     with pytest.raises(PlanError, match="enough for 2 samples, but 3 were planned"):

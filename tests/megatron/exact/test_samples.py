@@ -113,7 +113,7 @@ def test_wrong_lengths_are_refused(threads: int) -> None:
         sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
     with pytest.raises(
         PlanError,
-        match="the document index refers to documents 0 to 2, but lengths are given for 2",
+        match="the document index refers to documents 0 to 2, but lengths are given for only 2",
     ):
         sample_index(
             lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads

@@ -88,7 +88,8 @@ def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_n
     for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
         write_word(tmp_path / "megatron", "megatron", others)
         says = (
-            rf"pair\.idx: its {len(others)} lengths differ from the 200 that the cache was built from: restore the file, "
+            rf"pair\.idx: does not contain the sequences .* \(found {len(others)}, expected 200 of the same lengths\): "
+            r"restore the file, "
             rf"or remove the cache \({tmp_path}/cache\) and rebuild it"
         )
         with pytest.raises(ChangedFileError, match=says):
@@ -200,7 +201,7 @@ def test_a_flat_column_needs_its_documents(
 ) -> None:
     word = write_flat(tmp_path / "data", kind)
     cache = str(tmp_path / "cache")
-    says = r"ids: its column is flat, .*`documents=file`, `documents=row_group` or `documents=ID` of the token"
+    says = r"ids: has one token per row, .*`documents=file`, `documents=row_group` or `documents=ID` of the token"
     with pytest.raises(ConfigError, match=says):
         build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
     with monkeypatch.context() as before:  # as versions that did not ask
@@ -208,7 +209,7 @@ def test_a_flat_column_needs_its_documents(
         first = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
         assert not caplog.messages
     assert build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE) == first
-    assert "each token counts as a document" in caplog.text
+    assert "has one token per row, and each counts as a document" in caplog.text
     assert (
         TableDocuments(cache, first, memory=2000, storage=STORAGE).sequence_lengths.tolist()
         == [1] * 18
@@ -240,7 +241,7 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
     cache = str(tmp_path)
     with pytest.raises(
         CacheError,
-        match=r"not indexed in .*; open the dataset through MegablendDatasetBuilder, which indexes it",
+        match=r"is not indexed in .*; open the dataset through MegablendDatasetBuilder, which indexes it",
     ):
         pinned_address(cache, "arrow:/data/*.arrow?column=ids")
     with pytest.raises(CacheError, match=r"lengths of the \.idx files are missing or damaged"):

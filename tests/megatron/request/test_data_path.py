@@ -57,7 +57,7 @@ def test_a_blend_holds_as_many_datasets_as_16_bits_number() -> None:
     assert len(blend_from_words(["a"] * 32_766, place="x").prefixes) == 32_766
     with pytest.raises(
         ConfigError,
-        match=r"32,767 prefixes, but Megatron's 16-bit dataset index holds at most 32,766",
+        match=r"32,767 prefixes, but Megatron allows at most 32,766",
     ):
         blend_from_words(["a"] * 32_767, place="x")
 

@@ -80,8 +80,8 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         BY_SPLIT | {"split": "1,1,1"},
-        r"split '1,1,1' divides one blend, but splits are given blends of their own \(--train-data-path, \.\.\.\); "
-        "leave out one of them",
+        r"split '1,1,1' cannot be combined with a separate blend for each split \(--train-data-path, \.\.\.\); "
+        "leave out one of the two",
         [BY_SPLIT, {}],
     ),
     (
@@ -178,22 +178,25 @@ def test_splits_without_data_need_no_flags() -> None:
     ("flags", "message"),
     [
         ({}, r"train: its size is unknown; give --train-samples, or --train-iters"),
-        ({"train_iters": 3}, r"train: its size cannot be derived without --global-batch-size"),
+        (
+            {"train_iters": 3},
+            r"train: the number of samples cannot be computed without --global-batch-size",
+        ),
         (
             {"train_iters": 3, "train_samples": 3},
             r"--train-samples and --train-iters are both given",
         ),
         (
             {"train_samples": 3},
-            r"valid: its size cannot be derived without --eval-interval; give it, or set the size directly with --valid-samples",
+            r"valid: the number of samples cannot be computed without --eval-interval; add that flag, or --valid-samples",
         ),
         (
             {"train_samples": 3, "eval_interval": 1},
-            r"valid: its size cannot be derived without --global-batch-size",
+            r"valid: the number of samples cannot be computed without --global-batch-size",
         ),
         (
             {"train_samples": 3, "valid_samples": 1},
-            r"test: its size cannot be derived without --global-batch-size.*--test-samples",
+            r"test: the number of samples cannot be computed without --global-batch-size.*--test-samples",
         ),
         (
             {"train_samples": 3, "valid_samples": 1, "full_validation": True},
@@ -206,7 +209,7 @@ def test_splits_without_data_need_no_flags() -> None:
                 "global_batch_size": 3,
                 "rampup_batch_size": ("1", "1", "3"),
             },
-            r"valid: its size cannot be derived with --rampup-batch-size; set it directly with --valid-samples",
+            r"valid: the number of samples cannot be computed with --rampup-batch-size; set it with --valid-samples",
         ),
     ],
 )

@@ -143,7 +143,7 @@ def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
     checked = load_config(config)
     assert "canary" not in repr(checked)
     with pytest.raises(
-        ConfigError, match=r"^http://h/a: given with two different queries; keep one$"
+        ConfigError, match=r"^http://h/a: is given twice, with different queries .*; keep one$"
     ):
         load_config(
             config

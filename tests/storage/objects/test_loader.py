@@ -110,7 +110,7 @@ def run_script(folder: Path, text: str, config: dict[str, Any]) -> subprocess.Co
 def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -> None:
     done = run_script(tmp_path, SCRIPT, remote[1])
     assert done.returncode != 0
-    assert f"put its code under `{GUARD}`" in done.stderr
+    assert f"put the script's code under `{GUARD}`" in done.stderr
 
 
 @pytest.mark.slow
