@@ -146,7 +146,7 @@ def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(
         )
     with pytest.raises(
         megablend.ConfigError,
-        match=r"change at sample 480, .* from sample 321 on, .* sample 477, or",
+        match=r"change at sample 480, .* from sample 321 on.* sample 477, or",
     ):
         megablend.Loader(dataset, micro_batch_size=6, consumed_samples=321)
     megablend.Loader(dataset, micro_batch_size=7, consumed_samples=480).close()

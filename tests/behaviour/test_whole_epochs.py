@@ -382,9 +382,11 @@ def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path:
         assert [says in line for line in warnings].count(True) == 1
     (tmp_path / "source1" / "m1.parquet").unlink()
     (problem,) = megablend.check(config).older_problems
-    assert problem.endswith("only samples before 260 read it")
+    assert problem.endswith("only samples before 260 need this file")
     remedy = next(line for line in megablend.check(config).warnings if says in line)
-    assert remedy.endswith(f"`megablend amend CONFIG --at {said.at}`")
+    assert remedy.endswith(
+        f"`megablend amend CONFIG --at {said.at}` before training reaches that sample"
+    )
     megablend.build_index(config)  # the build above had the file again
     amended = megablend.amend(config, at=said.at)
     dataset = megablend.open(config)
