@@ -30,7 +30,8 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
     if not 0 < sample <= ledger.num_samples:
         raise ConfigError(
             f"found sample {sample:,}, expected 1 to {ledger.num_samples:,}: run {ledger.run!r} must keep at least the "
-            f"first of its {ledger.num_samples:,} samples; to change all of it, plan it again (`megablend runs reset CONFIG`)"
+            f"first of its {ledger.num_samples:,} samples; to change the whole run, plan it again (`megablend runs reset "
+            "CONFIG`)"
         )
     number = bisect.bisect_left(ledger.ends, sample)
     stage = ledger.stages[number]

@@ -160,7 +160,7 @@ def test_too_little_memory_is_told_before_anything_is_built(
     done = run(tmp_path / "cache", *blend(data), "--max-memory", "1k", ranks=ranks)
     assert done.returncode == 2
     assert "bytes of memory, but" in done.stderr
-    assert "may use 1,000 (--max-memory" in done.stderr
+    assert "has only 1,000 for them (--max-memory" in done.stderr
     assert not (tmp_path / "cache").exists()
 
 
@@ -379,9 +379,9 @@ BASE = ["megatron-cache", "--data-path", "x", "--seq-length", "8", "--data-cache
             ["--phase-transition-iterations", "100,200"],
             "set --train-samples N to the samples of all phases",
         ),
-        (["--sft"], "only the cache of GPTDataset is built"),
-        (["--sft-tokenizer-prompt-format", "x"], "only the cache of GPTDataset is built"),
-        (["--use-varlen-dataset"], "only the cache of GPTDataset is built"),
+        (["--sft"], "builds only the cache of GPTDataset"),
+        (["--sft-tokenizer-prompt-format", "x"], "builds only the cache of GPTDataset"),
+        (["--use-varlen-dataset"], "builds only the cache of GPTDataset"),
         (
             ["--start-eval-at-iter", "9"],
             "the first validations are left out: set --valid-samples N",
