@@ -41,7 +41,7 @@ class Greeter:
         Returns: the names of settings that differ, but do not prevent the client from reading.
 
         Raises: LeavingError if the node process has to exit; ConfigError if the client cannot use
-            the node process, and it cannot exit.
+            the node process, and the node process cannot exit.
         """
         has_to_stay = self.is_service or server.is_read
         if hello.get("protocol") != PROTOCOL:

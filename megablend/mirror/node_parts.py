@@ -47,7 +47,7 @@ _RESERVE_SHARE = 20
 _WATCH_SECONDS = 1.0
 _SCRUB_BYTES = 8 << 20
 _STOP_SECONDS = 0.05
-"""Seconds between a request STOP and the exit of the process, so that the reply is sent."""
+"""Seconds between a STOP request and the exit of the process, so that the reply is sent."""
 
 
 class Node:

@@ -32,8 +32,8 @@ _ETCD_PREFIX = "MEGABLEND_ETCD_"
 """The prefix of the environment variables with the credentials for etcd, which end with USER and
 PASSWORD."""
 _READY = "ready"
-"""The message of the child to its parent as soon as it serves clients. Any other message is the
-text of an error."""
+"""The message that the child sends to its parent as soon as the child serves clients. Any other
+message is the text of an error."""
 
 
 def run_node(

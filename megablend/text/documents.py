@@ -102,5 +102,5 @@ class TextFields:
 
 
 def count_bytes(texts: Iterable[str]) -> int:
-    """Return the size of some texts in UTF-8, in bytes."""
+    """Return the total size of texts in UTF-8, in bytes."""
     return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)

@@ -34,7 +34,7 @@ _BATCH_CHARACTERS = 1 << 20
 """The number of characters that `tokenizers` gets at a time: it takes 117 bytes of memory for each
 byte of text."""
 _COMMON = 0x20000
-"""The code point below which most texts stay."""
+"""Most texts contain only code points below this one."""
 _LINE_BREAK = re.compile(
     r"(?<=\S)\n(?=[A-Za-z\u0410-\u044f\u3041-\u3096\u4e00-\u9fa5\uac00-\ud7a3])"
 )
@@ -58,12 +58,12 @@ class Tokens(NamedTuple):
         return cls(np.concatenate([np.empty(0, np.int32), *texts]), counts)
 
     def of(self, texts: Iterable[int]) -> list[Ids]:
-        """Return the tokens of some texts, given the numbers of the texts."""
+        """Return the tokens of the texts with the given numbers."""
         ends = np.cumsum(self.counts)
         return [self.ids[ends[i] - self.counts[i] : ends[i]] for i in texts]
 
     def replace(self, texts: Sequence[int], other: Tokens) -> Tokens:
-        """Return a copy of these tokens with new tokens for some texts.
+        """Return a copy of these tokens in which a few texts have new tokens.
 
         Args:
             texts: the numbers of the texts.
@@ -274,7 +274,7 @@ def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[I
         bos: whether to add the tokenizer's `bos_token` before each document.
         special: whether to add the tokens that the tokenizer's post-processor adds.
 
-    Raises: ConfigError.
+    Raises: ConfigError if these tokens cannot be determined.
     """
     if bos:
         token = find_named_token(Path(tokenizer.path), "bos_token")
@@ -295,8 +295,7 @@ def find_added(tokenizer: TokenizerFile, *, bos: bool, special: bool) -> tuple[I
 
 
 def surround(tokens: Tokens, before: Ids, after: Ids) -> Tokens:
-    """Return the tokens of some texts, with tokens added at the beginning and the end of each
-    text."""
+    """Return the tokens of texts, with tokens added at the beginning and the end of each text."""
     if not len(before) and not len(after):
         return tokens
     inner = tokens.of(range(len(tokens.counts)))

@@ -99,8 +99,8 @@ def estimate(setup: Setup, tasks: Sequence[Task]) -> Estimate:
 
 
 class _Trial:
-    """A trial run, which tokenises the first documents of some tasks, and adds up their sizes and
-    the time taken."""
+    """A trial run. It tokenises the first documents of a few tasks, and adds up their sizes and the
+    time that this takes."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = replace(setup, part_bytes=_PART_BYTES)
@@ -113,10 +113,9 @@ class _Trial:
         self.disk_bytes = 0
         self.seconds = 0.0
         self._compressed_bytes = 0
-        """The number of compressed bytes that were decompressed, from the beginnings of compressed
-        files."""
+        """The number of bytes that were decompressed at the beginning of compressed files."""
         self._decompressed_bytes = 0
-        """The size of the same bytes after decompression."""
+        """The size of these bytes after decompression."""
 
     def add(self, task: Task) -> None:
         """Tokenise the first documents of a task."""
@@ -146,8 +145,8 @@ class _Trial:
         self.text_bytes += portion.num_bytes * bytes_of_sample // bytes_of_portion
 
     def count_text_bytes(self, tasks: Sequence[Task]) -> int:
-        """Return the approximate number of bytes of text in some tasks. For compressed files, it is
-        estimated from the compression of the tasks that were added."""
+        """Return the approximate number of bytes of text in the given tasks. For compressed files,
+        it is estimated from the compression of the tasks that were added."""
         if not self._compressed_bytes:
             return sum(task.cost for task in tasks)
         compressed = sum(task.file.size for task in tasks if task.file.codec is not None)

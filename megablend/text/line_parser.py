@@ -89,7 +89,7 @@ class LineParser:
 
     def _parse_together(self, data: memoryview, offset: int, line: int) -> Portion | None:
         """Return the documents of lines that are decoded all at once, which takes half the time;
-        None if a line may be anything but one JSON object with a valid text."""
+        None unless each line is certain to be one JSON object with a valid text."""
         codes = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(codes == _NEWLINE)
         if codes[-1] != _NEWLINE:

@@ -30,7 +30,7 @@ class LineReader:
 
     Args:
         pieces: the file's bytes from `offset` on.
-        max_bytes: longer lines are skipped.
+        max_bytes: the maximum size of a line. Longer lines are skipped.
     """
 
     def __init__(self, pieces: Iterator[Piece], offset: int, max_bytes: int) -> None:

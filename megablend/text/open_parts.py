@@ -20,7 +20,7 @@ class OpenPart:
 
     Args:
         portions: the portions of the part.
-        content: the hash to which reading `portions` adds the content.
+        content: the hash of the part's content, which is updated while `portions` is read.
     """
 
     def __init__(

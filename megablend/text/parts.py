@@ -54,7 +54,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A text file in the record of its source: tokenised completely or in part, or unreadable."""
+    """A text file in the record of its source. It is tokenised completely or in part, or cannot be
+    read."""
 
     size: int
     etag: str

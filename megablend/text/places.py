@@ -93,8 +93,8 @@ def find_document(
         key: the document's value of the source's `key`.
 
     Returns: the path of the token file, and the row.
-    Raises: ConfigError if there is no such file or document, or several; DataError, also if the
-        text no longer exists and lines next to `byte` have no document.
+    Raises: ConfigError if there is no such file or document, or more than one; DataError if a file
+        cannot be read, or if the text no longer exists and lines next to `byte` have no document.
     """
     read_footer = reader_of_footers(storage)
     text_path, token_files = _find_text(text, paths, read_footer)
@@ -218,8 +218,8 @@ def _find_equal(places: Sequence[int], place: int) -> int | None:
 
 
 def _find_last(places: Sequence[int], place: int) -> int:
-    """Return the index of the last of some ascending numbers that is at most `place`; -1 if all are
-    greater."""
+    """Return the index of the last number that is at most `place` in a list of ascending numbers;
+    -1 if all numbers are greater."""
     return int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
 
 

@@ -19,8 +19,8 @@ from megablend.text.token_folder import TokenFolder
 from megablend.text.tokenizer import TokenizerFile
 
 MIN_PROVED_BYTES = 32 << 20
-"""The minimum size of the text for which gigatoken is used: `tokenizers` would tokenise less text
-before the proof is finished."""
+"""The minimum size of the text for which gigatoken is used. With less text, `tokenizers` would
+finish before the proof does."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
 """The code points of all planes with assigned code points, except the planes for private use; of
 plane 14, only the first 512."""
@@ -92,8 +92,8 @@ def first_difference(found: Tokens, expected: Tokens) -> int | None:
 
 
 def choose_checked(texts: Sequence[str], seed: int, num: int) -> list[int]:
-    """Choose the texts of a portion that both packages tokenise: at least `num` texts, with the
-    first one among them, and at least a thousandth of the characters.
+    """Choose the texts of a portion that both packages tokenise: at least `num` texts, including
+    the first one, and at least a thousandth of the characters.
 
     Returns: the numbers of the texts, ascending. They are the same for the same seed.
     """

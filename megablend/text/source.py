@@ -85,7 +85,7 @@ class TextSource:
             self.setup.folder.replace(name, data)
 
     def make_spec(self, notes: Iterable[str] = ()) -> SourceSpec:
-        """Return the source for the index to read: one whose files are the token files."""
+        """Return a source whose files are the token files, for the index to read."""
         read = self.spec.read
         counts_documents = read.count_documents or self.spec.kind.documents_known
         unreadable = [entry.unreadable for entry in self.entries.values() if entry.unreadable]
@@ -99,8 +99,8 @@ class TextSource:
         )
 
     def list_doubts(self) -> list[str]:
-        """Return notes for users about unusual files among those that the patterns match. Raises:
-        see Storage.find."""
+        """Return notes for users about unusual files that the patterns match. Raises: see
+        Storage.find."""
         paths = [file.path for file in self.files]
         doubts = list_doubts(self.root, self.spec.patterns, paths, self.setup.storage)
         return [f"source {self.spec.name!r}: {doubt}" for doubt in doubts]
@@ -197,7 +197,7 @@ def find_tokenised(
 ) -> list[SourceSpec]:
     """Replace each text source by a source whose files are its token files, which must exist.
 
-    Raises: CacheError if some text is not tokenised; the same errors as `find_text`.
+    Raises: CacheError if any text is not tokenised; the same errors as `find_text`.
     """
     token_specs = list[SourceSpec]()
     configured = config.all_sources
@@ -245,8 +245,8 @@ def make_setup(config: Config, name: str, storage: Storage) -> Setup:
 
 
 def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], list[str]]:
-    """Return the text files of a source, each once, sorted; and the paths of files that cannot be
-    read, each with the reason.
+    """Return the text files of a source, sorted and without duplicates; and the paths of files that
+    cannot be read, each with the reason.
 
     Raises: ConfigError if a pattern matches no file, or a file that is not a text file; DataError
         if a file cannot be read.

@@ -116,7 +116,7 @@ class TableFile:
         return [*parts, range(first, len(self._group_bytes))]
 
     def count_bytes(self, groups: range) -> int:
-        """Return the approximate number of bytes of text in some groups; 0 if the sizes are
+        """Return the approximate number of bytes of text in the given groups; 0 if the sizes are
         unknown."""
         return sum(self._group_bytes[i] for i in groups)
 
@@ -126,7 +126,8 @@ class TableFile:
         return sum(self._group_rows[: groups.start])
 
     def read(self, groups: range, digest: blake2b) -> Iterator[Portion]:
-        """Read the documents of some groups, and add their texts, lengths and keys to `digest`."""
+        """Read the documents of the given groups, and add their texts, lengths and keys to
+        `digest`."""
         row = self.row_of(groups)
         first = row
         results: list[Document | BadDocument] = []
@@ -182,7 +183,8 @@ class TableFile:
                 yield texts, _list_keys(key_column.slice(first, _ROWS))
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
-        """Return the record batches of some groups; for Parquet, only with the columns `names`."""
+        """Return the record batches of the given groups; for Parquet, only with the columns
+        `names`."""
         if self.path.lower().endswith(PARQUET):
             return iter(self._file.iter_batches(_ROWS, row_groups=list(groups), columns=names))
         if self._num_batches is None:
@@ -236,8 +238,8 @@ def _count_text_bytes(group: Any, text: str) -> int:
 
 
 def _open_arrow(source: Any) -> tuple[Any, int | None]:
-    """Open an Arrow file or stream. Returns: the reader, and the number of record batches; None for
-    the number if it is a stream."""
+    """Open an Arrow file or stream. Returns: the reader, and the number of record batches, which is
+    None for a stream."""
     magic = source.read(6)
     source.seek(0)
     if magic == b"ARROW1":

@@ -10,7 +10,7 @@ _PATH = re.compile(r".*/[0-9a-f]{16}/(.+)/([0-9]{5,})-[0-9a-f]{24}\.parquet")
 
 
 class TokenName(NamedTuple):
-    """The name of a token file, as its parts."""
+    """The components of the name of a token file."""
 
     tokenizer: str
     """The digest of the tokenizer."""
@@ -36,8 +36,8 @@ class TokenName(NamedTuple):
 
 
 class TokenPath(NamedTuple):
-    """The path of a token file, with the name of the text file and the part's number that the path
-    contains."""
+    """The path of a token file, and two things that the path contains: the name of the text file,
+    and the number of the part."""
 
     path: str
     text: str
@@ -47,7 +47,7 @@ class TokenPath(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder of this token file. It has the token files of all text files with this
+        """The folder of this token file. It contains the token files of all text files with this
         name."""
         return self.path.rpartition("/")[0]
 
@@ -65,8 +65,8 @@ def parse_path(path: str) -> TokenPath | None:
 
 
 def group_by_folder(paths: Iterable[str]) -> dict[str, list[TokenPath]]:
-    """Return the token files among some files, grouped by folder. In each folder, they are in the
-    order of their parts."""
+    """Return the token files in a list of paths, grouped by folder. The token files of each folder
+    are in the order of their parts."""
     groups = dict[str, list[TokenPath]]()
     for path in paths:
         token_path = parse_path(path)

@@ -209,8 +209,8 @@ def _tokenise_pending(
 
 
 def _plan(sources: Sequence[TextSource], existing: Collection[str]) -> list[Task]:
-    """Return the tasks of all pending files, with the existing token files that they may use. Only
-    records, footers and tables are read, but no lines of text."""
+    """Return the tasks of all pending files, with the existing token files that they may use. This
+    reads records, footers and tables, but no lines of text."""
     setup = sources[0].setup
     folder = setup.folder
     folder.remove_leftovers(setup.tokenizer.digest)

@@ -18,8 +18,8 @@ from megablend.text.text_file import TextFile
 from megablend.text.token_file import read_columns
 
 _MAX_PARTS = 16
-"""The maximum number of parts of each source from which documents are chosen. To reach a document,
-its part has to be read from the beginning."""
+"""The maximum number of parts of each source from which documents are chosen. A part has to be read
+from the beginning to reach a document in it."""
 
 
 def verify_text(
@@ -60,7 +60,7 @@ def verify_text(
 
 
 def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) -> Iterator[str]:
-    """Verify some rows of a token file. Yields: a line of text for each problem."""
+    """Verify a few rows of a token file. Yields: a line of text for each problem."""
     path = setup.folder.path(part.name)
     table = read_columns(setup.storage, path, ["tokens", "offset"])
     tokens = table.column("tokens").combine_chunks()

@@ -39,7 +39,7 @@ from megablend.text.token_file import LAYOUT, TokenFileWriter, copy_token_file
 from megablend.text.token_names import TokenName
 
 MAX_CHECKED = 1 << 20
-"""The maximum number of characters of a document, from its beginning, that both engines tokenise:
+"""The maximum number of characters at the beginning of a document that both engines tokenise:
 `tokenizers` takes 117 bytes of memory for each byte."""
 _NAMED_FIELDS = ("number", "name")
 """The fields of a part that are not in the footer of its token file, since they are in the name."""
@@ -91,8 +91,8 @@ class Worker:
         return Entry(size=file.size, etag=file.etag, parts=made)
 
     def _check_unchanged(self, file: TextFile) -> None:
-        """Check that the text has not changed since it was listed, which another rank may have
-        done. Raises: ChangedFileError, MissingFileError."""
+        """Check that the text has not changed since it was listed, perhaps by another rank. Raises:
+        ChangedFileError, MissingFileError."""
         if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
             raise ChangedFileError(
                 file.path, f"changed while it was being tokenised, {NOT_ONE_FILE}"

@@ -52,9 +52,9 @@ class Revision:
     every: float = EVERY
     """Seconds until the source is listed again; 0 if it is never listed again."""
     is_plain: bool = False
-    """Whether `sources` are the patterns that were listed. If not, they are the user's names for
-    them, such as the path of a file of URLs, and listing the source again requests the files one by
-    one."""
+    """Whether `sources` contains the patterns that were listed. If not, it contains the user's
+    names for them, such as the path of a file of URLs. Listing the source again then requests the
+    files one by one."""
     is_found: bool = False
     """Whether the revision was found by listing the source again, not by `add`."""
 
@@ -64,7 +64,8 @@ class Revision:
         return f"{self.dataset}@{self.digest}"
 
     def may_have(self, location: str) -> bool:
-        """Return whether the sources allow that the revision contains a file with this location."""
+        """Return whether the revision may contain a file with this location, according to its
+        sources."""
         roots = (find_root([source]) for source in self.sources)
         return not self.is_plain or any(has_prefix(location, root) for root in roots)
 
@@ -90,8 +91,8 @@ class Want:
     nodes: tuple[str, ...] = ()
     """In a cluster with etcd, the nodes that must hold the revision; empty for all nodes."""
     copies: int = 0
-    """The number of these nodes that must hold each page; 0 for `mirror.copies` or if
-    `is_whole`."""
+    """The number of these nodes that must hold each page. It is 0 if `mirror.copies` applies, or if
+    `is_whole` is set."""
     by: str = ""
     """In a cluster with etcd, the node on which the want was requested."""
 
@@ -173,8 +174,8 @@ class Catalog:
         self._recent_lock = threading.Lock()
 
     def date(self, revision: Revision) -> Revision:
-        """Return a copy of a new revision whose date is later than those of the dataset's other
-        revisions, even if the clock was set back."""
+        """Return a copy of a new revision with the right date. The date is later than the dates of
+        the dataset's other revisions, even if the clock was set back."""
         others = [each.added for each in self.list_revisions(revision.dataset)]
         return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
 
@@ -217,8 +218,8 @@ class Catalog:
         self.wants = {name: each for name, each in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
-        """Store the result of listing a dataset's source. Delete the results of removed
-        datasets."""
+        """Store the result of listing a dataset's source. Also delete the results of datasets that
+        were removed."""
         datasets = {each.dataset for each in self.revisions.values()}
         removed = self.listed.keys() - datasets
         # Before the database is changed, so that memory has it even if the disk fails
@@ -359,8 +360,8 @@ class Catalog:
         return None
 
     def _find_file(self, revision: Revision, location: str) -> DataFile | None:
-        """Return the file of a revision with this location; None if there is no such file. None
-        also if the manifest is damaged or missing, which is reported elsewhere."""
+        """Return the file of a revision that has this location. Return None if there is no such
+        file, or if the manifest is damaged or missing, which is reported elsewhere."""
         try:
             return self.read_files(revision.digest).find_location(location)
         except (DataError, OSError):

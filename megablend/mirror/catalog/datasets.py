@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _PLAN_SECONDS = 10.0
-"""The maximum time to wait for a plan of what to hold, which requires that the nodes have met."""
+"""The maximum number of seconds to wait for a plan. There is no plan until the nodes have met."""
 
 
 class Datasets:
@@ -41,7 +41,7 @@ class Datasets:
     Args:
         engine: fetches the pages of datasets.
         source: reads the sources of datasets.
-        catalog: contains the revisions of datasets, and which of them are wanted.
+        catalog: contains the revisions of datasets and the wants.
         holding: holds wanted revisions.
         nodes: the nodes of a cluster with etcd, which share the catalog; None without etcd.
     """
@@ -101,7 +101,8 @@ class Datasets:
         revisions. Raises: DataError if the catalog cannot be read.
 
         Args:
-            nodes: the nodes among which wanted revisions are divided; None without other nodes.
+            nodes: the nodes among which wanted revisions are divided; None if there are no other
+                nodes.
         """
         sharing = None if nodes is None or nodes.views is None else nodes
         own = "" if sharing is None else sharing.own
@@ -155,9 +156,9 @@ class Datasets:
         await self._change([revision], is_due=is_due)
 
     async def _is_held(self, revision: Revision) -> bool:
-        """Return whether a dataset's latest revision is held on all nodes where it is wanted,
-        except what cannot be held without user action. Returns False if etcd or too many nodes are
-        unreachable."""
+        """Return whether a dataset's latest revision is held on all nodes where it is wanted. Data
+        that cannot be held without user action are ignored. Returns False if etcd or too many nodes
+        are unreachable."""
         with contextlib.suppress(asyncio.TimeoutError, ResourceError):
             await asyncio.wait_for(self.holding.wait_for(lambda: True), _PLAN_SECONDS)
             for state in self.holding.states:
@@ -420,8 +421,8 @@ class Datasets:
         return {"bytes": num_bytes, "wrong": sorted(wrong)}
 
     async def collect(self) -> dict[str, Any]:
-        """Delete unwanted revisions except the latest one of each dataset, and files that belong to
-        no other revision."""
+        """Delete all unwanted revisions except the latest one of each dataset. Also delete files
+        that belong to no other revision."""
         await self.holding.wait_for(lambda: True)
         revisions = self.catalog.revisions
         kept = {state.goal.revision.name for state in self.holding.states} | {*self.catalog.wants}

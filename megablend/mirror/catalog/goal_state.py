@@ -52,11 +52,10 @@ class State:
     is_noted: bool = False
     """Whether the problem in `trouble` was found in the present round of fetching."""
     gone: dict[str, type[DataError]] = field(default_factory=dict)
-    """The type of error of each file that was deleted or replaced after its listing, by
-    location."""
+    """The type of error for each file that was deleted or replaced after it was listed. The keys
+    are locations."""
     error: Exception | None = None
-    """An error because a file was deleted or replaced or the manifest is damaged; None
-    otherwise."""
+    """The error if a file was deleted or replaced, or the manifest is damaged; None otherwise."""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -71,7 +70,8 @@ class State:
 
     def note(self, error: Exception) -> None:
         """Record that a file could not be fetched in the present round. Deleted and replaced files
-        come before other problems that require user action, and these before temporary problems."""
+        take precedence over other problems that require user action, which take precedence over
+        temporary problems."""
         is_stuck = isinstance(error, _OF_PERSONS)
         if isinstance(error, MissingFileError | ChangedFileError):
             self.gone[error.path] = type(error)
@@ -99,8 +99,8 @@ class State:
         self.is_noted = False
 
     def _explain(self) -> DataError:
-        """Return the error for a goal with files that were deleted or replaced after their
-        listing."""
+        """Return the error for a goal with files that were deleted or replaced after they were
+        listed."""
         path, kind = min(self.gone.items())
         happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
         others = len(self.gone) - 1
@@ -146,11 +146,10 @@ class Patience:
         self._missing = -1
         self._since = 0.0
         self.obstacle = ""
-        """The problem because of which the wait has ended; "" while it continues."""
+        """The problem that ended the wait; "" while the wait continues."""
 
     def look(self, missing: int, obstacle: str) -> str:
-        """Decide whether the wait ends now. Returns: the problem because of which it ends; "" if it
-        continues.
+        """Decide whether the wait ends now. Returns: the problem that ends it; "" if it continues.
 
         Args:
             missing: the present number of missing bytes.

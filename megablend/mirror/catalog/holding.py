@@ -66,7 +66,7 @@ class Holding:
         engine: fetches missing pages.
         needs: the pages that jobs will read, which have priority.
         catalog: contains the revisions and wants.
-        nodes: the nodes among which wanted revisions are divided; None without other nodes.
+        nodes: the nodes among which wanted revisions are divided; None if there are no other nodes.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Holding:
         self.states: list[State] = []
         self.trouble = "not checked yet"
         self._shares: dict[tuple[object, ...], Share] = {}
-        """The shares that were computed last, by the result of `_share_key`."""
+        """The shares that were computed last. The keys come from `_share_key`."""
         self._num_views = 0
         self._changed = asyncio.Event()
         self._news = asyncio.Condition()
@@ -276,8 +276,8 @@ class Holding:
         return (revision.digest, want.is_whole, want.nodes, want.copies, self._num_views)
 
     def _count_missing(self, share: Share, begin: int) -> int:
-        """Return the number of missing bytes of the files of a share from index `begin` on, at most
-        _COUNTED_AT_A_TIME files. Called in the store's thread."""
+        """Return the number of missing bytes in at most _COUNTED_AT_A_TIME files of a share, from
+        index `begin` on. Called in the store's thread."""
         stop = min(begin + _COUNTED_AT_A_TIME, len(share))
         held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_absent = held == 0
@@ -309,7 +309,8 @@ class Holding:
         turn = asyncio.Lock()  # a generator cannot be advanced by two fetchers at a time
         failed: dict[FileKey | State, Exception] = {}
         coming: dict[int, tuple[_Part, float]] = {}
-        """The part that each fetcher, by number, waits for, and the time since when."""
+        """The part that each fetcher is waiting for, and the time at which the wait began. The keys
+        are the numbers of the fetchers."""
         num_done = 0
 
         async def fetch(number: int) -> None:
@@ -383,10 +384,10 @@ class Holding:
         await self.engine.obtain(PageWant(key, pages))
 
     async def _list_missing(self, in_trouble: set[State]) -> AsyncIterator[_Part]:
-        """Yield the missing portions of goals that fit, the most important goals first. Goals in
-        `in_trouble`, to which callers may add goals whose fetches fail, yield one portion at a
-        time, in turn with the others. Goals without a manifest are skipped, and added to
-        `in_trouble`. Raises: DataError."""
+        """Yield the missing portions of goals that fit, the most important goals first. If the
+        fetches of a goal fail, callers may add the goal to `in_trouble`. From then on, it yields
+        one portion at a time, in turn with the others. Goals without a manifest are skipped, and
+        added to `in_trouble`. Raises: DataError."""
         waiting = deque(
             (state, self._list_missing_of(state, in_trouble))
             for state in self.states
@@ -421,8 +422,8 @@ class Holding:
                     yield _Part(state, file.key, pages, twin)
 
     def _list_portions(self, share: Share, begin: int) -> dict[int, list[Pages]]:
-        """Return the missing portions of files of a share, by index of the file: at most
-        FILES_AT_A_TIME files from index `begin` on. Called in the store's thread."""
+        """Return the missing portions of at most FILES_AT_A_TIME files of a share, from index
+        `begin` on. The keys are the indices of the files. Called in the store's thread."""
         stop = min(begin + FILES_AT_A_TIME, len(share))
         held = self.engine.store.count_held(share.list_digests(begin, stop))
         is_incomplete = held < -(-share.sizes[begin:stop] // PAGE_BYTES)

@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from megablend.mirror.peers.cluster import Cluster
 
 _MAX_LETTERS = 10_000
-"""The maximum length of all sources in a revision together, since it is one value in etcd."""
+"""The maximum total length of the sources in a revision, since a revision is one value in etcd."""
 _TROUBLE_LETTERS = 500
 _LOOK_SECONDS = 1.0
 _NUM_AT_A_TIME = 4
 Put = Callable[[Revision, Revision | None], Awaitable[None]]
-"""A function that puts its first argument into the catalog. If the second argument is not None,
-this is done only if that is still the dataset's latest revision."""
+"""A function that puts its first argument into the catalog. If the second argument is not None, the
+first one is added only if the second one is still the dataset's latest revision."""
 
 
 class Listings:
     """The part of a node that lists the sources of datasets, and adds revisions to the catalog.
 
     Args:
-        engine: the engine, in whose store's thread the catalog is changed.
+        engine: the engine. The catalog is changed in the thread of its store.
         source: reads the sources.
         catalog: contains the revisions and wants.
-        put: adds a revision to the catalog, which contains its manifest already.
+        put: adds a revision to the catalog. The revision's manifest is already stored there.
         is_held: returns whether a dataset's latest revision is held where it is wanted.
         nodes: the nodes of a cluster with etcd; None without one.
     """
@@ -87,8 +87,8 @@ class Listings:
         """List sources as the latest revision of a dataset. Raises: see `list_files`.
 
         Args:
-            said: the sources as the user named them, which the revision records: for example a text
-                file, instead of the million URLs in it.
+            said: the sources as the user named them, to be stored in the revision: for example, a
+                text file instead of the million URLs in it.
             every: seconds until the source is listed again; None for the same interval as before.
         """
         check_name(dataset)

@@ -53,7 +53,8 @@ class Manifest(Sequence[DataFile]):
 
     @classmethod
     def of_columns(cls, paths: Texts, files: FileTable) -> Manifest:
-        """Make a manifest of files. The text is that of `json.dumps`, but is made much faster.
+        """Make a manifest of files. The text is the same as that of `json.dumps`, but is made much
+        faster.
 
         Args:
             paths: the paths of the files in the dataset, sorted.

@@ -80,8 +80,8 @@ def find_short(
     goals: Sequence[Goal], sizes: Sequence[FileSizes], capacity: int, needed_by_jobs: int
 ) -> list[int]:
     """Return the number of bytes by which each goal is too large for the mirror; 0 if it fits. A
-    goal must fit as a whole, in addition to the goals before it and, unless it is pinned, to the
-    pages that jobs need. Goals that do not fit take no room, except pinned ones.
+    goal must fit as a whole, together with the goals before it. Unless it is pinned, it must also
+    leave room for the pages that jobs need. Goals that do not fit take no room, except pinned ones.
 
     Args:
         goals: the most important goal first.

@@ -6,9 +6,9 @@ held/<node> JSON: `owed`, the shortfall of each want that the node does not hold
                 report is based on
 
 A shortfall consists of `missing`, the number of missing bytes; `short`, the number of bytes of room
-that the node lacks; `trouble`, the problem because of which bytes are missing; `gone`, whether
-files were deleted or replaced at the source, so that waiting does not help; and `stuck`, whether
-the problem requires user action.
+that the node lacks; `trouble`, the reason why bytes are missing; `gone`, whether files were deleted
+or replaced at the source, so that waiting does not help; and `stuck`, whether the problem requires
+user action.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0
 _INCOMPLETE_SECONDS = 10.0
 """Seconds between reports of a node that lacks pages, since its shortfall changes all the time."""
 _TROUBLE_LETTERS = 200
-"""The maximum length of a problem in a report, since etcd stores the reports of all nodes."""
+"""The maximum length of `trouble` in a report, since etcd stores the reports of all nodes."""
 
 
 class NodeReports:
@@ -71,8 +71,8 @@ class NodeReports:
         self._get_revision = get_revision
 
     async def run(self) -> None:
-        """Write this node's report whenever it changes, until cancelled: at most every ten seconds,
-        or every second if nothing is missing."""
+        """Write this node's report whenever it changes, until cancelled. It is written at most
+        every ten seconds, or at most every second if nothing is missing."""
         key = self._prefix + self._nodes.own
         known: int | None = None  # the revision of etcd in which the key was last put
         written = None
@@ -134,8 +134,8 @@ class NodeReports:
     async def read_progress(self) -> dict[str, dict[str, Any]]:
         """Return the progress of each want on all nodes, by name of the want.
 
-        Returns: JSON objects with the number of nodes, of complete nodes and of missing bytes, the
-            shortfall of each node that reports one, and the nodes that have not reported since the
+        Returns: JSON objects with the numbers of nodes, complete nodes and missing bytes; the
+            shortfall of each node that reports one; and the nodes that have not reported since the
             want's dataset last changed.
 
         Raises: EtcdAwayError.
@@ -157,8 +157,9 @@ class NodeReports:
         return changed_in
 
     def _sum_up(self, want: Want, reports: Mapping[str, Any], changed_in: int) -> dict[str, Any]:
-        """Return the progress of a want as `read_progress` does. Reports are ignored if they are
-        older than the revision of etcd `changed_in`, in which the want's dataset last changed."""
+        """Return the progress of a want in the format of `read_progress`. Reports are ignored if
+        they are older than `changed_in`, the revision of etcd in which the want's dataset last
+        changed."""
         nodes = want.nodes or self._nodes.names
         owing = dict[str, dict[str, Any]]()
         silent = []
@@ -179,8 +180,8 @@ class NodeReports:
         }
 
     async def is_settled(self, dataset: str) -> bool:
-        """Return whether all reachable nodes hold their parts of a dataset's latest revision,
-        except what cannot be held without user action. Raises: EtcdAwayError."""
+        """Return whether all reachable nodes hold their parts of a dataset's latest revision. Data
+        that cannot be held without user action are ignored. Raises: EtcdAwayError."""
         progress = (await self.read_progress()).get(f"{dataset}@{LATEST}")
         if progress is None:
             return True
@@ -193,9 +194,9 @@ class NodeReports:
 
     async def wait_for(self, want: Want) -> dict[str, Any]:
         """Wait until all nodes hold their parts of a want, even if etcd or nodes are unreachable
-        for a long time. Returns: the progress, as `read_progress` does. Raises: ResourceError if
-        the want does not fit on a node, files no longer exist, or nothing can be fetched without
-        user action; ConfigError if the want was removed."""
+        for a long time. Returns: the progress in the format of `read_progress`. Raises:
+        ResourceError if the want does not fit on a node, files no longer exist, or nothing can be
+        fetched without user action; ConfigError if the want was removed."""
         patience = Patience()
         while want.name in self._catalog.wants:
             with contextlib.suppress(EtcdAwayError):

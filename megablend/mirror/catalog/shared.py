@@ -12,9 +12,9 @@ Each node usually updates its copy from etcd. But if the copy's catalog has anot
 changes than the catalog in etcd, etcd has lost its data, or an older state of etcd was restored.
 The first node that notices this chooses a new random name. Each node puts back the entries that its
 copy has and etcd lacks, before it updates its copy. The first node also puts back entries that are
-older in etcd. So no entry is deleted because etcd has lost it. However, an entry may come back that
-was removed while a node was unreachable, or after the restored state of etcd. A node changes the
-catalog only if its copy is up to date.
+older in etcd. So no entry is deleted because etcd has lost it. However, an entry may come back if
+it was removed while a node was unreachable, or after the time of the backup that was restored. A
+node changes the catalog only if its copy is up to date.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FORGOTTEN_PATH = "/v1/forgotten"
 _MAX_CHANGES = 100
 """The maximum number of changes in a transaction; etcd allows 128 operations."""
 _PART_BYTES = 8 << 20
-"""The maximum number of bytes of a manifest that one response contains."""
+"""The maximum number of bytes of a manifest in one response."""
 _NUM_RANDOM = 3
 """The number of random nodes that are asked for a manifest, before the node that made it."""
 _HEARD_SECONDS = 20.0
@@ -80,8 +80,8 @@ class _Marker(NamedTuple):
 
 
 class SharedCatalog:
-    """The catalog in etcd, as one of the nodes uses it. Keeps the node's copy up to date, and makes
-    changes in etcd.
+    """The catalog in etcd, for use by one of the nodes. It keeps the node's copy up to date, and
+    makes changes in etcd.
 
     Args:
         nodes: the cluster.
@@ -91,7 +91,7 @@ class SharedCatalog:
         holding: makes a new plan after changes.
         forget: deletes revisions, and files that belong to no other revision, in the store's
             thread.
-        listings: knows the results of this node's listings, which its reports contain.
+        listings: knows the results of this node's listings, for the node's reports.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class SharedCatalog:
         self._log = LimitedLog()
         self.reports = NodeReports(nodes, keys, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
-        """The numbers of files and bytes that this node deleted when revisions of a dataset were
-        last removed, by dataset."""
+        """For each dataset, the numbers of files and bytes that this node deleted when revisions
+        were last removed."""
 
     async def run(self) -> None:
         """Keep the copy in agreement with etcd, and write reports, until cancelled."""
@@ -181,8 +181,8 @@ class SharedCatalog:
         return await self._keys.etcd.change({self._marker_key: last.revision}, puts, deletes)
 
     async def _wait_for(self, is_met: Callable[[], bool]) -> None:
-        """Wait until `is_met` returns True, which depends on the copy. Raises: the errors of
-        `change`; ConfigError."""
+        """Wait for news from etcd until `is_met` returns True. Raises: the errors of `change`;
+        ConfigError."""
         if is_met():
             return
         if self._keys.etcd.away_since is not None:
@@ -288,10 +288,10 @@ class SharedCatalog:
         *,
         is_older: bool,
     ) -> bool:
-        """Put back the entries that the copy has and etcd lacks. If the catalog in etcd `is_older`
-        than the copy, also put back entries that differ. The first node that notices the loss also
-        chooses a new name for the catalog. Returns: whether etcd was changed, by this node or
-        another one."""
+        """Put back the entries that the copy has and etcd lacks. If `is_older` is set, the catalog
+        in etcd is older than the copy, so entries that differ are also put back. The first node
+        that notices the loss also chooses a new name for the catalog. Returns: whether etcd was
+        changed, by this node or another one."""
         own: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
         lost = {
             key: pack_entry(each)

@@ -58,9 +58,9 @@ def list_files(
     paths: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
     """List the files of sources. The path of a file in the dataset is relative to the last folder
-    of its pattern before the first wildcard. Web servers cannot be listed, so sources name their
-    files by URLs. The path of such a file is decoded, and relative to the folder that contains all
-    URLs of its server.
+    of its pattern before the first wildcard. Web servers cannot be listed, so their files must be
+    given as URLs. The path of such a file is decoded, and is relative to the folder that contains
+    all URLs of its server.
 
     Args:
         sources: patterns, files, folders (all files in them are listed), and URLs.
@@ -135,7 +135,7 @@ class _FilesBuilder:
 
     @property
     def num_files(self) -> int:
-        """The number of files that were added so far."""
+        """The number of files that have been added so far."""
         return len(self._sizes)
 
     def build(self) -> _Files:
@@ -254,7 +254,8 @@ def _check_paths(files: _Files, texts: Sequence[str]) -> None:
 
 
 def _mark_suspects(letters: Uint8s, before: Uint8s) -> Bools:
-    """Return a mask of the bytes that are control characters, or a dot or a slash after a slash."""
+    """Return a mask of the bytes that are control characters, or dots or slashes that follow a
+    slash."""
     is_odd: Bools = (letters < 32) | (letters == 127)
     is_odd |= (before == 0xC2) & (letters < 0xA0)
     is_odd |= (before == ord("/")) & ((letters == ord(".")) | (letters == ord("/")))
@@ -265,7 +266,7 @@ class _Folder(NamedTuple):
     """The properties that all files of a folder of a source have in common."""
 
     path: str
-    """The prefix of the files' paths in the dataset: empty, or ends with a slash."""
+    """The prefix of the files' paths in the dataset. It is empty or ends with a slash."""
     is_allowed: bool
     """Whether the node's settings allow files in this folder to be read."""
 
@@ -301,7 +302,7 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
 
 
 def _find_web_roots(sources: Sequence[str]) -> dict[str, str]:
-    """Return for each URL among the sources the folder that contains all URLs of its server."""
+    """Return the folder of each URL in the sources. It contains all URLs of the same server."""
     by_server: dict[str, list[str]] = {}
     for source in filter(is_web, sources):
         server = "/".join(source.split("/", 3)[:3])

@@ -19,9 +19,9 @@ _SHARE_SECONDS = 10.0
 
 
 def choose_copies(want: Want, nodes: Cluster | None) -> Want:
-    """Check the nodes and the number of copies of a want. Returns: the want, in which `copies` is
-    set if `nodes` is. Raises: ConfigError if a node is not in the cluster, or there are more copies
-    than nodes; ResourceError if the nodes are not known yet.
+    """Check the nodes and the number of copies of a want. Returns: the want; if it names nodes, its
+    number of copies is set. Raises: ConfigError if a node is not in the cluster, or there are more
+    copies than nodes; ResourceError if the nodes are not known yet.
 
     Args:
         nodes: the nodes of a cluster with etcd; None without one.
@@ -77,8 +77,8 @@ async def check_size(want: Want, revision: Revision, holding: Holding) -> None:
 
 
 async def _find_sizes(want: Want, revision: Revision, holding: Holding) -> tuple[int, int]:
-    """Return the number of bytes of this node's share of a revision, and the number of further
-    bytes that are pinned already. The second number is 0 if the want is not pinned."""
+    """Return the number of bytes of this node's share of a revision, and the number of other bytes
+    that are pinned already. The second number is 0 if the want is not pinned."""
     share = await holding.find_share(want, revision)
     sizes = await asyncio.to_thread(share.find_sizes)
     united = sizes

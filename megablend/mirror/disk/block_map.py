@@ -103,12 +103,12 @@ def seal(pages: int, flags: int, checksum: int) -> int:
 
 
 def sum_of_pages(mask: int, data: memoryview) -> int:
-    """Return the sum of pages of a block, which are all or some of its pages. The sum of all held
-    pages is the block's checksum.
+    """Return the sum of some or all pages of a block. The sum of all held pages is the block's
+    checksum.
 
-    A page's own sum is the upper half of the sum of its 64-bit words, each times an odd factor, so
-    that every flipped bit changes it. These sums, again times odd factors, are added up modulo
-    2**32.
+    A page's own sum is the upper half of the sum of its 64-bit words, each multiplied by an odd
+    factor, so that every flipped bit changes it. These sums are again multiplied by odd factors,
+    and added up modulo 2**32.
 
     Args:
         mask: the mask of the pages.
@@ -209,7 +209,7 @@ class BlockMap:
         return drop_empty(np.arange(len(pages), dtype=np.uint32), pages)
 
     def missing(self, pages: Pages) -> Pages:
-        """Return those of the given pages that are not held."""
+        """Return the given pages that are not held."""
         records = self._records[pages.blocks]
         held = np.where(_are_sealed(records[:, 0], records[:, 1]), records[:, 0], np.uint64(0))
         return drop_empty(pages.blocks, pages.masks & ~held)

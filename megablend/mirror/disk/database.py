@@ -64,7 +64,8 @@ class Database:
         return values
 
     def put(self, kind: str, values: dict[str, bytes]) -> None:
-        """Store values by name, all of them or none. Earlier values of the names are replaced."""
+        """Store values by name, either all of them or none. They replace earlier values with the
+        same names."""
         rows = [(kind, _encode(name), value) for name, value in values.items()]
         self._run(_PUT, [(*row, _checksum(*row)) for row in rows])
 
@@ -85,8 +86,8 @@ class Database:
             Path(f"{self._path}{end}").unlink(missing_ok=True)
 
     def _run(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Execute a statement. A damaged database is replaced. Raises: DataError if it is
-        lasting."""
+        """Execute a statement. If the database is damaged, it is replaced. If it is lasting,
+        DataError is raised instead."""
         try:
             try:
                 return self._try(statement, rows)

@@ -1,4 +1,4 @@
-"""The system calls by which the owner writes to the disk. They are in one place so that tests can
+"""The system calls with which the owner writes to the disk. They are in one place so that tests can
 make each of them fail."""
 
 from __future__ import annotations

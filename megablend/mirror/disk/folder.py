@@ -40,9 +40,9 @@ _FORMAT = 1
 _TEMPORARY_PREFIX = ".mirror-"
 _LEFT_BY_SYSTEM = {"lost+found"}
 _MAX_BYTES = 1 << 16
-"""The maximum number of bytes that are read of a marker or a lock file."""
+"""The maximum number of bytes that are read from a marker or a lock file."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENOLCK)
-"""The errno values of a file system for operations that it does not support."""
+"""The errno values that a file system gives for operations that it does not support."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

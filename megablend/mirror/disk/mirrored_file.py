@@ -89,7 +89,7 @@ class MirroredFile:
         return not self.find_missing(pages_of_file(self._map.key.size))
 
     def find_missing(self, pages: Pages) -> Pages:
-        """Return those of the given pages that are not held at present."""
+        """Return the given pages that are not held at present."""
         return self._map.missing(pages) if self.is_current else pages
 
     def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
@@ -123,8 +123,8 @@ class MirroredFile:
         return self._map.punches
 
     def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
-        """Read ranges as `read_into` does, but do not check that they are held. Returns: False if a
-        range exceeds the copy. Raises: DataError if the disk fails."""
+        """Read ranges like `read_into`, but without checking that they are held. Returns: False if
+        a range exceeds the copy. Raises: DataError if the disk fails."""
         try:
             if len(sizes) == 1:
                 size = int(sizes[0])
@@ -140,7 +140,7 @@ class MirroredFile:
             raise disk_error(self.path, error) from error
 
     def _are_held(self, offsets: Int64s, sizes: Int64s) -> bool:
-        """Return whether all pages of the ranges, which are usually few, are held."""
+        """Return whether all pages of the ranges are held. There are usually only a few ranges."""
         words = self._words
         try:
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):

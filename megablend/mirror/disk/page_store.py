@@ -87,7 +87,8 @@ class PageStore:
         folder: the mirror's folder, whose lock the caller holds.
         size: the maximum number of bytes of pages that are held; None for no limit.
         reserve: the number of bytes of the file system that are left free for others.
-        evicts: whether pages are evicted at once, not only by later calls, if there are too many.
+        evicts: whether pages are evicted at once if there are too many, and not only by later
+            calls.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class PageStore:
             self.evict_to_reserve()
 
     def _recover(self) -> None:
-        """Register those pages of existing files that can be trusted. Others may be damaged: the
+        """Register the pages of existing files that can be trusted. Other pages may be damaged: the
         previous owner may have been killed, or the machine may have lost power."""
         endings: dict[str, set[str]] = {}
         for path in (self.folder.path / "files").glob("??/*"):
@@ -190,12 +191,12 @@ class PageStore:
         return self._open(key.digest).map.held()
 
     def missing(self, key: FileKey, pages: Pages) -> Pages:
-        """Return those of the given pages that are not held. A file under 64 KiB is written as a
-        whole, so either all of its pages are missing or none."""
+        """Return the given pages that are not held. A file under 64 KiB is written as a whole, so
+        either all of its pages are missing or none."""
         return self.missing_of(key.digest, key.size, pages)
 
     def missing_of(self, digest: str, size: int, pages: Pages) -> Pages:
-        """Do the same as `missing`, given the digest and the size of the file."""
+        """Return the same pages as `missing`, given the digest and the size of the file."""
         entry = self._entries.get(digest)
         is_small = size < SMALL_BYTES
         if entry is None or not entry.num_held:
@@ -211,11 +212,11 @@ class PageStore:
         """Store pages of a file, except those that are held already.
 
         Args:
-            pages: all pages if the file is under 64 KiB.
+            pages: the pages; all pages of the file if it is under 64 KiB.
             data: the bytes of all these pages, one page after another.
             due: the monotonic time at which the pages will be read; infinite if never.
 
-        Returns: False if nothing was written, since there is no room, even by eviction.
+        Returns: False if nothing was written, since eviction cannot make enough room.
         """
         digest = key.digest
         entry = self._entries.get(digest) or self._add(key, self._num_uses)
@@ -250,8 +251,8 @@ class PageStore:
         return True
 
     def make_room(self, key: FileKey, pages: Pages, due: float, in_flight: int = 0) -> bool:
-        """Evict enough pages to write the given pages, which are due at `due`, and `in_flight` more
-        bytes. Returns: False if that is impossible; then nothing is evicted."""
+        """Evict enough pages to make room for the given pages, which are due at `due`, and for
+        `in_flight` more bytes. Returns: False if that is impossible. If so, nothing is evicted."""
         num_new = count_pages(self.missing(key, pages))
         return self._make_room(num_new * PAGE_BYTES + in_flight, due)
 
@@ -369,7 +370,7 @@ class PageStore:
         return ScrubReport(num_bytes, wrong, True)
 
     def _list_for_scrub(self) -> Iterator[tuple[FileKey, Pages]]:
-        """Repair maps, and yield the held blocks, after dropping each from the page cache."""
+        """Repair maps, and yield each held block after dropping it from the page cache."""
         for digest, entry in list(self._entries.items()):
             is_small = entry.key.size < SMALL_BYTES
             if entry.num_held and not is_small:
@@ -399,7 +400,7 @@ class PageStore:
         self._open_files.clear()
 
     def _add(self, key: FileKey, use: int) -> _KnownFile:
-        """Register a file that was last used at count `use`."""
+        """Register a file that was last used when the counter of uses was `use`."""
         entry = _KnownFile(key, use=use)
         self._entries[key.digest] = entry
         num_blocks = -(-key.size // BLOCK_BYTES)
@@ -435,7 +436,7 @@ class PageStore:
         self._num_held += num_more
 
     def _count_again(self, entry: _KnownFile, stored: StoredFile) -> None:
-        """Count the held pages of a file again, by its map, since some may have been removed."""
+        """Count the held pages in a file's map again, since some of them may have been removed."""
         self._add_to_count(entry, count_pages(stored.map.held()) - entry.num_held)
 
     def _remove(self, digest: str, pages: Pages) -> None:
@@ -462,7 +463,7 @@ class PageStore:
         self.num_evicted += num_before - self._num_held
 
     def _make_room(self, needed: int, due: float) -> bool:
-        """Evict pages to write `needed` bytes that are due at `due`: see `make_room`."""
+        """Evict pages to make room for `needed` bytes that are due at `due`: see `make_room`."""
         short = self._find_shortage(needed)
         chosen = self._room.choose(short, due) if short > 0 else {}
         if chosen is None:

@@ -16,11 +16,11 @@ PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
 PORTION_BLOCKS = 4
-"""The number of blocks of a portion, the part of a file that is requested at a time. It is only 1
-MiB, since portions in flight are lost if a process is killed."""
+"""The number of blocks in a portion, which is the part of a file that is requested at a time. A
+portion is only 1 MiB, since portions in flight are lost if a process is killed."""
 PIECE_BLOCKS = 32
-"""The number of blocks of a piece, a part of 8 MiB of a file. All pages of a piece are kept by the
-same nodes."""
+"""The number of blocks in a piece, which is an 8 MiB part of a file. All pages of a piece are kept
+by the same nodes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 """The mask of a block that is held completely."""
 _LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
@@ -126,7 +126,7 @@ def subtract(a: Pages, b: Pages) -> Pages:
 
 
 def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Make a set of ascending blocks without those whose mask is 0."""
+    """Make a set of pages from ascending blocks, without the blocks whose mask is 0."""
     return Pages(blocks, masks).at(masks != 0)
 
 
@@ -189,7 +189,8 @@ def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) 
 
 
 def split_portions(pages: Pages) -> list[Pages]:
-    """Split a set into one for each portion. Portions begin at multiples of PORTION_BLOCKS."""
+    """Split a set of pages into one set for each portion. Portions begin at multiples of
+    PORTION_BLOCKS."""
     edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
     parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
@@ -207,7 +208,8 @@ def by_block(pages: Pages) -> Iterator[Pages]:
 
 
 def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
-    """Return the number of each page, counted from the start of the file, ascending (int64 [n])."""
+    """Return the numbers of the pages in ascending order, counted from the start of the file (int64
+    [n])."""
     nonempty = np.flatnonzero(masks)
     bits = np.unpackbits(masks[nonempty].astype("<u8").view(np.uint8), bitorder="little")
     row, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
@@ -215,7 +217,7 @@ def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
 
 
 def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
-    """Return the masks of the given blocks, which are 0 for blocks without pages in the set."""
+    """Return the mask of each given block. It is 0 if the set has no pages in the block."""
     if not pages:
         return np.zeros(len(blocks), np.uint64)
     row = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)

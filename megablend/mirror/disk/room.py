@@ -32,7 +32,7 @@ from megablend.mirror.disk.pages import PAGE_BYTES, Pages, merge_rows, subtract
 NEVER = 1 << 62
 """A number that is greater than all due times in microseconds, and all counts of uses."""
 PAST_SECONDS = 2.0
-"""The default number of seconds after its due time for which a page is still treated as due."""
+"""The default number of seconds for which a page is still treated as due after its due time."""
 WANTED = -(NEVER >> 1)
 """A number between the keys of pages with a due time and the keys of pages that nobody needs."""
 _MAX_DUE = 1e12
@@ -116,11 +116,11 @@ class Room:
         self._is_stale = True
 
     def add_file(self, digest: str, num_blocks: int, use: int, *, is_whole: bool = False) -> None:
-        """Add a file whose pages were last used at the value `use` of the counter of uses.
+        """Add a file whose pages were last used when the counter of uses was `use`.
 
         Args:
-            is_whole: whether the file's pages are only held and evicted together. Then all of them
-                are due at the earliest of their due times.
+            is_whole: whether all pages of the file are held and evicted together. If so, all of
+                them are due at the earliest of their due times.
         """
         if is_whole:
             self._whole_files.add(digest)
@@ -142,12 +142,12 @@ class Room:
         self._is_stale = True
 
     def touch(self, digest: str, pages: Pages, use: int) -> None:
-        """Record that pages were used, at the value `use` of the counter of uses."""
+        """Record that pages were used when the counter of uses was `use`."""
         self._uses[digest][pages.blocks] = use
 
     def record_write(self, digest: str, pages: Pages, due: float, use: int) -> None:
-        """Record that pages were written, at the value `use` of the counter of uses. They will be
-        read at the time `due`, or never if `due` is infinite."""
+        """Record that pages were written when the counter of uses was `use`. They will be read at
+        the time `due`, or never if `due` is infinite."""
         self.touch(digest, pages, use)
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             if due < math.inf:
@@ -157,7 +157,7 @@ class Room:
     def choose(
         self, short: int, due: float, *, any_due: bool = False
     ) -> dict[tuple[str, int], int] | None:
-        """Choose pages to evict, of at least `short` bytes, so that new pages can be written.
+        """Choose at least `short` bytes of pages to evict, so that new pages can be written.
 
         Args:
             due: the time at which the new pages will be read. Only pages that are due later, or
@@ -221,7 +221,7 @@ class Room:
         return keyed[::-1]
 
     def _list_due(self, digest: str, block: int) -> list[tuple[int, int]]:
-        """Return pairs (key, mask) of the pages of a block with a due time that has not passed."""
+        """Return pairs (key, mask) of the pages of a block whose due time has not passed yet."""
         due_pages = [*self._due_of_written.get((digest, block), [])]
         if digest in self._due:
             _, (blocks, masks), times = self._due[digest]
@@ -238,8 +238,8 @@ class Room:
         return self._uses[digest][blocks] + (-NEVER if kept is None else kept[blocks])
 
     def _refill(self, with_all: bool) -> None:
-        """Sort the queue again if pages that are evicted next may not be at its front. Then it
-        contains all blocks if `with_all`, and otherwise only those that are evicted first."""
+        """Sort the queue again if the pages to evict next may not be at its front. After that, it
+        contains all blocks if `with_all` is set, and otherwise only the blocks to evict first."""
         has_next = self._least_unqueued == NEVER or (
             self._queue and self._queue[0][0] <= self._least_unqueued
         )

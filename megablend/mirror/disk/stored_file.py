@@ -1,5 +1,5 @@
 """Writes the copy and the map of a mirrored file, for the owner of the mirror. The order of writes
-is such that the process, the machine or the disk may fail at any time.
+allows the process, the machine or the disk to fail at any time.
 
 A source file under 64 KiB is mirrored as one file without a map. It is written and removed as a
 whole, so that bytes that were read from it remain valid.
@@ -99,7 +99,8 @@ class StoredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, digest: str, calls: DiskCalls) -> StoredFile | None:
-        """Open an existing file. Returns: None if map or copy is damaged. Raises: DataError."""
+        """Open an existing file. Returns: None if the map or the copy is damaged. Raises:
+        DataError."""
         map_fd = folder.open_file(folder.map_path(digest), os.O_RDWR)
         try:
             block_map = BlockMap.read(map_fd, mmap.ACCESS_WRITE)
@@ -116,7 +117,8 @@ class StoredFile:
             os.close(self._fd)
 
     def write(self, pages: Pages, data: memoryview) -> None:
-        """Write pages that are not held, and add them to the map. If writing fails, none is added.
+        """Write pages that are not held, and add them to the map. If writing fails, no page is
+        added.
 
         Args:
             data: the bytes of the pages, one page after another.
@@ -147,7 +149,7 @@ class StoredFile:
         """Read held pages, and compare the blocks that contain them with their checksums.
 
         Returns: the bytes of the pages, one page after another; and the wrong pages, which are all
-            held pages of blocks that cannot be read or whose checksum is wrong. If there are wrong
+            held pages of blocks that cannot be read or have a wrong checksum. If there are wrong
             pages, the bytes are not valid.
         """
         parts = []
@@ -164,7 +166,8 @@ class StoredFile:
         return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
-        """Remove pages from the map, and make holes in the copy. Returns: how many were held.
+        """Remove pages from the map, and make holes in the copy. Returns: the number of these pages
+        that were held.
 
         Raises: DataError if the disk fails. Even then the pages are not held.
         """
@@ -208,9 +211,9 @@ class StoredFile:
             self.map.store(block, held, DURABLE, checksum)
 
     def recover(self, boot: bytes) -> int:
-        """Remove pages of a previous owner that cannot be trusted. Blocks are kept if they are
-        durable, if their checksum is right, or if the machine has not been restarted since they
-        were written. Returns: the number of removed pages. Raises: DataError."""
+        """Remove pages that a previous owner wrote and that cannot be trusted. Blocks are kept if
+        they are durable, if their checksum is right, or if the machine has not been restarted since
+        they were written. Returns: the number of removed pages. Raises: DataError."""
         self.repair()
         num_lost = 0
         if self.map.boot != boot:

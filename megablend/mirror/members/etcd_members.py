@@ -176,14 +176,14 @@ class EtcdMembers:
             self._store(view)
 
     def find_doubt(self, number: int) -> float | None:
-        """Return the time from which on the other nodes may have agreed on a later view without
-        this node.
+        """Return the time after which the other nodes may have agreed on a later view without this
+        node.
 
         Args:
             number: the number of the view that is in force on this node.
 
-        Returns: a monotonic time. None if there cannot be a later view; infinity if this node must
-            assume that there is one.
+        Returns: a monotonic time; None if there cannot be a later view. It is infinite while this
+            node has to check with etcd first.
         """
         lease_end = self._renewed_at + self._seconds
         if time.monotonic() > lease_end:
@@ -317,7 +317,7 @@ class EtcdMembers:
         return view
 
     def _load(self) -> View | None:
-        """Return the view in this node's folder; None if there is none of this cluster."""
+        """Return the view in this node's folder; None if the folder has no view of this cluster."""
         try:
             stored = parse_json(self._path.read_bytes())
         except (OSError, ValueError):

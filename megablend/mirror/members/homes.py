@@ -30,8 +30,8 @@ _MIX_FACTOR_2 = np.uint64(0x94D049BB133111EB)
 _MIX_FACTOR_2_HIGH = np.uint64(0x94D049BB133111EB << 16 & 0xFFFF_FFFF_FFFF_FFFF)
 """_MIX_FACTOR_2 shifted by 16 bits, so that products have zeros in the bits of the place."""
 _MAX_PAIRS = 1 << 15
-"""The number of pairs of a piece and a node that are computed at a time. The 512 KiB that they take
-fit into a core's cache, which is twice as fast as 8 MiB at a time."""
+"""The number of pairs of a piece and a node that are computed at a time. They take 512 KiB, which
+fits into a core's cache. This is twice as fast as 8 MiB at a time."""
 _PIECES_AT_A_TIME = 1 << 20
 _MAX_MINIMUMS = 32
 """The maximum number of nodes per piece that are found by repeated searches for the minimum. More
@@ -96,7 +96,7 @@ class Homes:
         return repeated
 
     def find_own(self, node: str, ids: Uint64s, pieces: Uint32s, count: int) -> Bools:
-        """Return for each piece whether a node is among the first `count` nodes in its order.
+        """Return whether a node is one of the first `count` nodes in the order of each piece.
 
         Args:
             node: the name of the node.
@@ -113,7 +113,8 @@ class Homes:
         return is_own
 
     def _order(self, ids: Uint64s, pieces: Int64s | Uint32s, count: int) -> Int64s:
-        """Do the same as `order` for pieces of several files with these ids: see `find_own`."""
+        """Return the same nodes as `order`, for pieces of several files. `find_own` describes
+        `ids`."""
         order = np.empty((len(pieces), min(count, len(self._nodes))), np.int64)
         keys = _mix(ids + (pieces.astype(np.uint64) + np.uint64(1)) * _STEP)
         portion = max(1, _MAX_PAIRS // len(self._nodes))

@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     gone: float = 60.0
     """The time for which other nodes wait for an unreachable node."""
     complete: float = 120.0
-    """The time for which nodes wait at the start until all nodes of the list are connected."""
+    """The time for which nodes wait at the start for all nodes of the list to connect."""
 
 
 class Torchrun(NamedTuple):
@@ -51,7 +51,7 @@ class Torchrun(NamedTuple):
     size: int
     """The number of machines."""
     first: str
-    """The name of the node of rank 0."""
+    """The name of the node with rank 0."""
 
 
 class Members(NamedTuple):
