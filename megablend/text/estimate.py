@@ -64,7 +64,7 @@ def estimate_pending(
 
     Returns: all files of the source, the estimate, and the number of processes that would do the
         work.
-    Raises: ConfigError, DataError.
+    Raises: ConfigError if the source's settings cannot be used; DataError if a file cannot be read.
     """
     source = find_text(config, spec, storage)
     setup = source.setup

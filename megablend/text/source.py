@@ -77,7 +77,7 @@ class TextSource:
         return [part for entry in self.entries.values() for part in entry.parts]
 
     def save(self) -> None:
-        """Replace the record. Raises: CacheError."""
+        """Replace the record. Raises: CacheError if it cannot be written."""
         files = {name: asdict(entry) for name, entry in sorted(self.entries.items())}
         data = json.dumps({"layout": 1, "root": self.root, "files": files}).encode()
         name = _name_record(self.setup, self.spec.patterns)
@@ -175,15 +175,16 @@ def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
 
 
 def list_bad(config: Config, name: str, storage: Storage) -> list[BadKind]:
-    """Return the documents of a text source that the last build skipped. Raises: ConfigError,
-    CacheError."""
+    """Return the documents of a text source that the last build skipped. Raises: ConfigError if the
+    source's settings cannot be used; CacheError if the record cannot be read."""
     patterns = config.all_sources[name].path
     entries = _load_record(make_setup(config, name, storage), patterns)
     return gather_bad(entries, find_root(patterns))
 
 
 def find_text(config: Config, spec: SourceSpec, storage: Storage) -> TextSource:
-    """Find a source's text files, and load its record. Raises: ConfigError, DataError."""
+    """Find a source's text files, and load its record. Raises: ConfigError if the source's settings
+    cannot be used; DataError if a file cannot be read."""
     setup = make_setup(config, spec.name, storage)
     files, unreadable = _list_files(spec, storage)
     root = find_root(spec.patterns)
@@ -218,7 +219,7 @@ def find_tokenised(
 
 def make_setup(config: Config, name: str, storage: Storage) -> Setup:
     """Return the setup of a text source. Its engine is `tokenizers` until another engine is chosen.
-    Raises: ConfigError."""
+    Raises: ConfigError if the source's settings cannot be used."""
     source = config.all_sources[name]
     assert source.text is not None
     assert config.tokenizer is not None

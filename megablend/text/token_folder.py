@@ -48,7 +48,8 @@ class TokenFolder:
         return join(self.location, name)
 
     def list_files(self, folder: str = "") -> dict[str, ObjectEntry]:
-        """Return the complete files below a folder, by name, sorted. Raises: CacheError."""
+        """Return the complete files below a folder as a dict, sorted by name. Raises: CacheError if
+        the folder cannot be read."""
         if self._prefix is not None:
             return {entry.key: entry for entry in self._prefix.list_objects(folder)}
         entries = dict[str, ObjectEntry]()

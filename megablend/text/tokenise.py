@@ -68,7 +68,8 @@ def tokenise(
 
     Returns: the sources, with each text source replaced by a source whose files are its token
         files.
-    Raises: ConfigError, DataError, CacheError.
+    Raises: ConfigError if the settings of a source cannot be used; DataError if text has changed or
+        cannot be read; CacheError if token files cannot be written.
     """
     configured = config.all_sources
     texts = [spec for spec in specs if configured[spec.name].text is not None]
@@ -108,7 +109,7 @@ def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
     Args:
         specs: the sources that `tokenise` returned.
 
-    Raises: CacheError.
+    Raises: CacheError if a token file was removed.
     """
     texts = {name: each for name, each in config.all_sources.items() if each.text is not None}
     folder = TokenFolder(next(iter(texts.values())).token_folder, config.storage)

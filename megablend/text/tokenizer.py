@@ -37,7 +37,8 @@ class TokenizerFile:
 
 
 def load_tokenizer(setting: str) -> TokenizerFile:
-    """Load the tokenizer that the setting `tokenizer` of a config names. Raises: ConfigError."""
+    """Load the tokenizer that the setting `tokenizer` of a config names. Raises: ConfigError if it
+    cannot be loaded."""
     path = find_tokenizer(setting)
     state = path.stat()
     return _load(path, (state.st_mtime_ns, state.st_size, state.st_ino))

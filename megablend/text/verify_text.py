@@ -33,7 +33,8 @@ def verify_text(
         number: the maximum number of documents of each source.
 
     Yields: a line of text for each problem.
-    Raises: ConfigError, DataError.
+    Raises: ConfigError if the settings of a source cannot be used; DataError if a file cannot be
+        read.
     """
     configured = config.all_sources
     for spec in specs:

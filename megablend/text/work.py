@@ -70,7 +70,8 @@ class Worker:
             report: called after each portion.
 
         Returns: the entry of the text file, with the task's parts.
-        Raises: DataError, CacheError, ConfigError.
+        Raises: DataError if the text has changed or cannot be read; CacheError if a token file
+            cannot be written; ConfigError if the source's settings cannot be used.
         """
         file = task.file
         parts = {part.number: part for part in task.done}

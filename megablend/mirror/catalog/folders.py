@@ -27,7 +27,8 @@ from megablend.mirror.disk.stored_file import SMALL_BYTES, keep_whole
 
 
 class Folders:
-    """The folders of revisions in a mirror. Used in the store's thread. Raises: DataError."""
+    """The folders of revisions in a mirror. They are used in the store's thread. Methods raise
+    DataError if the disk fails."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store

@@ -117,7 +117,8 @@ class NodeReports:
         return {"revision": revision, "owed": shortfalls, "listed": self._listings.describe()}
 
     async def _read_reports(self) -> dict[str, dict[str, Any]]:
-        """Return the reports of all nodes, by name of the node. Raises: EtcdAwayError."""
+        """Return the reports of all nodes, by name of the node. Raises: EtcdAwayError if etcd is
+        unreachable."""
         values, _ = await self._keys.etcd.get(self._prefix)
         return {
             key.removeprefix(self._prefix): parse_json(value.data) for key, value in values.items()
@@ -125,7 +126,7 @@ class NodeReports:
 
     async def read_listed(self) -> dict[str, Any]:
         """Return the result of the last listing of each dataset's source: see `Listings.describe`.
-        Raises: EtcdAwayError."""
+        Raises: EtcdAwayError if etcd is unreachable."""
         listed: dict[str, Any] = {}
         for report in (await self._read_reports()).values():
             listed |= report.get("listed", {})
@@ -181,7 +182,8 @@ class NodeReports:
 
     async def is_settled(self, dataset: str) -> bool:
         """Return whether all reachable nodes hold their parts of a dataset's latest revision. Data
-        that cannot be held without user action are ignored. Raises: EtcdAwayError."""
+        that cannot be held without user action are ignored. Raises: EtcdAwayError if etcd is
+        unreachable."""
         progress = (await self.read_progress()).get(f"{dataset}@{LATEST}")
         if progress is None:
             return True
@@ -229,7 +231,8 @@ class NodeReports:
         )
 
     async def find_incomplete(self) -> set[str]:
-        """Return the names of revisions that are incomplete on any node. Raises: EtcdAwayError."""
+        """Return the names of revisions that are incomplete on any node. Raises: EtcdAwayError if
+        etcd is unreachable."""
         progress = await self.read_progress()
         return {
             revision.name

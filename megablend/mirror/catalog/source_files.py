@@ -282,7 +282,8 @@ class _Folder(NamedTuple):
 
 
 def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]:
-    """Yield each file that a pattern matches, with the file's state. Raises: DataError."""
+    """Yield each file that a pattern matches, with the file's state. Raises: DataError if the
+    source cannot be read."""
     if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
         # `find` would also read the file's head and tail, which its other callers need
         with contextlib.suppress(MissingFileError):

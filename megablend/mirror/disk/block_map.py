@@ -143,7 +143,7 @@ class BlockMap:
             fd: a descriptor of the file.
             access: mmap.ACCESS_READ, or mmap.ACCESS_WRITE for the owner.
 
-        Raises: OSError.
+        Raises: OSError if the file cannot be mapped.
         """
         length = os.fstat(fd).st_size
         if length < HEADER_BYTES:

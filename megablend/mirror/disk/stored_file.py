@@ -123,7 +123,7 @@ class StoredFile:
         Args:
             data: the bytes of the pages, one page after another.
 
-        Raises: OSError.
+        Raises: OSError if the disk fails.
         """
         begin = 0
         try:
@@ -213,7 +213,8 @@ class StoredFile:
     def recover(self, boot: bytes) -> int:
         """Remove pages that a previous owner wrote and that cannot be trusted. Blocks are kept if
         they are durable, if their checksum is right, or if the machine has not been restarted since
-        they were written. Returns: the number of removed pages. Raises: DataError."""
+        they were written. Returns: the number of removed pages. Raises: DataError if the disk
+        fails."""
         self.repair()
         num_lost = 0
         if self.map.boot != boot:
@@ -225,7 +226,8 @@ class StoredFile:
 
     def repair(self) -> None:
         """Write the header again, remove blocks with damaged records, and make holes for pages that
-        are not held, in case an owner exited before doing so. Raises: DataError."""
+        are not held, in case an owner exited before doing so. Raises: DataError if the disk
+        fails."""
         self.map.store_header(self.map.boot)
         damaged = self.map.find_damage()
         for block in damaged:
@@ -314,7 +316,8 @@ def _block_of(pages: Pages) -> tuple[int, int]:
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
-    """Remove a mirrored file if it exists, and notify its readers. Raises: DataError."""
+    """Remove a mirrored file if it exists, and notify its readers. Raises: DataError if the disk
+    fails."""
     path = folder.map_path(digest)
     try:
         with suppress(MissingFileError):

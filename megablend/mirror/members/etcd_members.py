@@ -182,8 +182,8 @@ class EtcdMembers:
         Args:
             number: the number of the view that is in force on this node.
 
-        Returns: a monotonic time; None if there cannot be a later view. It is infinite while this
-            node has to check with etcd first.
+        Returns: a monotonic time; None if there cannot be a later view; infinity if this node must
+            assume that there is one.
         """
         lease_end = self._renewed_at + self._seconds
         if time.monotonic() > lease_end:
@@ -226,7 +226,8 @@ class EtcdMembers:
         return True
 
     async def _get(self, key: str) -> Value | None:
-        """Read the value of a key; None if it does not exist. Raises: EtcdAwayError."""
+        """Return the value of a key; None if the key does not exist. Raises: EtcdAwayError if etcd
+        is unreachable."""
         values, _ = await self.etcd.get(key)
         return values.get(key)
 

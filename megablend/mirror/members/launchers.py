@@ -233,7 +233,8 @@ def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members 
 
 def find_address_towards(other: str) -> str:
     """Return the IP address of this machine from which packets to another node are sent. The
-    address is formatted as the host of a node's name. Raises: ConfigError."""
+    address is formatted as the host of a node's name. Raises: ConfigError if the other node cannot
+    be reached."""
     try:
         _, own = _find_route(other)
     except (OSError, UnicodeError) as error:
