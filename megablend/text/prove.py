@@ -22,8 +22,8 @@ MIN_PROVED_BYTES = 32 << 20
 """The minimum size of the text for which gigatoken is used. With less text, `tokenizers` would
 finish before the proof does."""
 CODE_POINTS = (*range(0x32000), *range(0xE0000, 0xE0200))
-"""The code points of all planes with assigned code points, except the planes for private use; of
-plane 14, only the first 512."""
+"""The code points of all planes that have assigned code points, except the planes for private use.
+Of plane 14, only the first 512 are included."""
 CONTEXTS = ("{}", "a{}", "{}a", " {}{} ", "1{}\n{}b")
 ADDED_CONTEXTS = ("{}", "a{}", "{}a", " {} ", "{}{}", "é{}\n")
 NUM_STRINGS = 20_000

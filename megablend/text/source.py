@@ -56,7 +56,7 @@ class TextSource:
     """The folder to which the names of the text files are relative."""
     files: list[TextFile]
     unreadable: list[str]
-    """The files that are left out, each as its path and the reason."""
+    """The path of each file that is left out, with the reason."""
     entries: dict[str, Entry] = field(default_factory=dict)
     """The entries of the record, by the name of the text file."""
 

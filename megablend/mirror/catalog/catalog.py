@@ -331,10 +331,10 @@ class Catalog:
     def find_state(self, location: str) -> SourceState | None:
         """Return the last known state of a file, according to the manifests; None if it is unknown.
 
-        The state comes from a dataset's latest revision that contains the file. It counts as
-        checked when that revision was listed here or came from another node. If only an earlier,
-        wanted revision contains the file, the time of the check is 0, since the source may have
-        another version by now. May be called in any thread.
+        The state comes from a dataset's latest revision that contains the file. The time of the
+        check is the time at which that revision's manifest was stored on this node. If only an
+        earlier, wanted revision contains the file, the time is 0, since the source may have a newer
+        version by now. May be called in any thread.
         """
         if not find_scheme(location):
             return None  # etags of opened files of a file system are longer than those of a listing

@@ -2,7 +2,7 @@
 
     folders/<dataset>/<revision>/<path>
 
-Files of 64 KiB and more are hard links to the mirror's copies. The mirror never makes holes in such
+Files of 64 KiB or more are hard links to the mirror's copies. The mirror never makes holes in such
 copies, even after the folder is removed: it deletes them as a whole, so that programs that have
 mapped them keep their bytes. Smaller files are copied, since the mirror's own copies of them end
 with a footer.

@@ -2,8 +2,8 @@
 that expires with its lease.
 
 held/<node> JSON: `owed`, the shortfall of each want that the node does not hold completely;
-                `listed`, the results of its listings of sources; `revision`, of etcd, which the
-                report is based on
+                `listed`, the results of its listings of sources; `revision`, the revision of
+                etcd on which the report is based
 
 A shortfall consists of `missing`, the number of missing bytes; `short`, the number of bytes of room
 that the node lacks; `trouble`, the reason why bytes are missing; `gone`, whether files were deleted

@@ -104,7 +104,7 @@ class MirrorFolder:
     ) -> MirrorFolder:
         """Open a mirror as its owner. If the folder is empty or missing, create a new mirror.
 
-        Raises: ConfigError if the folder holds other things, belongs to another user, or its file
+        Raises: ConfigError if the folder contains other files, belongs to another user, or its file
             system lacks holes, shared mappings or locks.
         """
         path = Path(path).absolute()
@@ -136,7 +136,7 @@ class MirrorFolder:
     @classmethod
     def attach(cls, path: Path | str) -> MirrorFolder:
         """Open an existing mirror as a reader. Raises: ConfigError if the folder is not a mirror,
-        or belongs to another user and to no group that this process is in."""
+        or belongs to another user and this process is not in its group."""
         path = Path(path).absolute()
         with _as_config_error(path):
             state = path.stat()
@@ -249,8 +249,8 @@ class MirrorFolder:
         return {}
 
     def open_file(self, path: Path, flags: int) -> int:
-        """Open a copy or a map, and return its descriptor. With os.O_CREAT in `flags`, its parent
-        folder is also created.
+        """Open a copy or a map, and return its descriptor. If `flags` contains os.O_CREAT, the
+        parent folder is also created.
 
         Raises: DataError if the file is a link, belongs to another user, or cannot be opened.
         """

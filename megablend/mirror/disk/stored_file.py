@@ -123,7 +123,7 @@ class StoredFile:
         Args:
             data: the bytes of the pages, one page after another.
 
-        Raises: OSError if the disk fails.
+        Raises: OSError if the disk is full or fails.
         """
         begin = 0
         try:
