@@ -1,3 +1,2 @@
 """Datasets that are kept on a machine at a user's request, whichever jobs run: their revisions, the
-requests (wants), and the data that are held for them. This package is imported only if there are
-datasets."""
+requests (wants), and the data that are held for them. Imported only if there are datasets."""
