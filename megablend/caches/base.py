@@ -54,7 +54,7 @@ def copied_cache(ledger: str) -> CacheError:
     """Return the error for a cache that was copied between a folder and an object store.
 
     Args:
-        ledger: a ledger in the place where the other kind of cache stores ledgers. If it were
+        ledger: a ledger that was found where the other kind of cache stores its ledgers. If it were
             ignored, the run would start again from its first sample.
     """
     return CacheError(
@@ -64,8 +64,8 @@ def copied_cache(ledger: str) -> CacheError:
 
 
 class OvertakenError(CacheError):
-    """An error for a record that another process has replaced first. Reading the record again and
-    repeating the change may succeed."""
+    """Raised if another process has replaced a record first. Reading the record again and repeating
+    the change may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,13 @@ class CacheStore(Protocol):
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[LockInfo]:
-        """Hold the cache, so that no other build runs at the same time. In a store without locks,
-        several builds may hold the cache, and do not disturb each other. See
+        """Hold the lock of the cache, so that no other build runs at the same time. In a store
+        without locks, several builds may run at the same time, and do not disturb each other. See
         `system.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
-        """Check that this rank sees the same cache as the rank that holds it. Raises: CacheError.
+        """Check that this rank sees the same cache as the rank that holds its lock. Raises:
+        CacheError if not.
 
         Args:
             nonce: the nonce from the other rank's LockInfo.
@@ -125,7 +126,7 @@ class CacheStore(Protocol):
 
     def remove_leftovers(self) -> None:
         """Remove the unfinished files of killed processes from `folder`. The caller must hold the
-        cache."""
+        lock of the cache."""
 
     def now(self) -> float:
         """Return the time in seconds since 1970, by the clock that sets the times of entries. The
@@ -208,9 +209,9 @@ class CacheStore(Protocol):
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Remove the files that killed processes left unfinished before a given time. The caller
-        must hold the cache.
+        must hold the lock of the cache.
 
-        Returns: the number and the total bytes of the leftovers that are reported to users.
+        Returns: the number and the total size in bytes of the leftovers that are reported to users.
         """
 
     def list_records(self, kind: str) -> list[str]:

@@ -50,7 +50,7 @@ FOLDERS = (
 )
 """The folders of a cache."""
 MAX_RECORD_BYTES = 1 << 30
-"""The maximum size of a ledger that is read. A stage of a million sources takes some 50 MB."""
+"""The maximum size of a ledger that is read. A stage with a million sources takes about 50 MB."""
 SET_ASIDE = "reset"
 """The folder below `runs` for the ledgers of runs that were reset. It has a folder for each run."""
 
@@ -205,7 +205,8 @@ class LocalCacheStore:
             path.unlink(missing_ok=True)
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove leftovers of any age, since no other process writes while the cache is held."""
+        """Remove leftovers of any age, since no other process writes while the caller holds the
+        lock."""
         if not dry_run:
             for folder in (self.folder / name for name in FOLDERS):
                 if folder.is_dir():
@@ -245,8 +246,8 @@ class LocalCacheStore:
         return Record(text, -1)
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
-        """See CacheStore. The caller must hold the cache, so that `after` is the current
-        version."""
+        """See CacheStore. The caller must hold the lock of the cache, so that `after` is the
+        current version."""
         path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,7 +255,7 @@ class LocalCacheStore:
         flush_folder(path.parent)  # a committed ledger must survive a power failure
 
     def remove_record(self, kind: str, name: str, after: Record | None = None) -> None:
-        """See CacheStore. The caller must hold the cache."""
+        """See CacheStore. The caller must hold the lock of the cache."""
         path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
             path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 """A communicator whose ranks fail together: an error on one rank is raised on all ranks, in the
-next collective call of each.
+next collective call of each rank.
 
 Each collective call exchanges envelopes (a value or an error) between all ranks; `abort` is the
 same exchange. So a rank that fails takes part in the call in which the others are waiting, and no
@@ -40,8 +40,8 @@ class FailTogether:
         self.size = size
         self._exchange = exchange
         self._failure: BaseException | None = None
-        """The error that was raised on all ranks, and that each later call raises again; None
-        before the first error."""
+        """The error that was raised on all ranks. Each later call raises it again. None before the
+        first error."""
         self._inbox: list[tuple[int, Any]] = []
 
     def allgather(self, value: T) -> list[T]:
@@ -151,8 +151,8 @@ class Job:
     """The communicator of all ranks. It is for short exchanges only, since a call that waits for
     several minutes may time out."""
     members: Callable[[Sequence[int]], AbstractContextManager[FailTogether]]
-    """Returns a context manager that provides a communicator of the given ranks, in which calls may
-    wait for hours. Exactly these ranks enter the context."""
+    """Returns a context manager that provides a communicator of the given ranks. Its calls may wait
+    for hours. Exactly these ranks enter the context."""
 
     @property
     def rank(self) -> int:

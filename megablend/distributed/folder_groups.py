@@ -104,8 +104,9 @@ def _find_place(cache: Path) -> tuple[Path, _Place]:
 def _find_first_seen(
     launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]
 ) -> list[int | None]:
-    """Return, in rank order, the first rank whose nonce each rank finds. Only the first rank of
-    each place writes and looks for nonces; the result of all other ranks is None. Collective.
+    """For each rank, return the first rank whose nonce it finds, in rank order. Only the first rank
+    of each place writes a nonce and looks for nonces; the result of all other ranks is None.
+    Collective.
 
     Args:
         folder: the nearest existing folder on the path of this rank's cache; None if this rank is

@@ -2,9 +2,9 @@
 of all ranks of the launcher, or of this process alone.
 
 A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
-makes fork unsafe. Under the launcher of an MPI library other than the one that mpi4py is bound to,
-every process sees itself as rank 0 of 1, and N builds of the same cache would race silently. So the
-launcher's process count is compared with MPI's, and a difference is an error.
+makes fork unsafe. If the launcher belongs to another MPI library than the one that mpi4py is bound
+to, every process sees itself as rank 0 of 1, and N builds of the same cache would race silently. So
+the launcher's process count is compared with MPI's, and a difference is an error.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
 
 
 def _bound_to(library: str) -> str:
-    """Return a part of an error message, which says that mpi4py and the launcher use different MPI
+    """Return the part of an error message that says that mpi4py and the launcher use different MPI
     libraries, and how to fix that."""
     return (
         f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or reinstall "

@@ -94,7 +94,7 @@ class MpiLaunch:
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
         """Return a communicator of the given ranks, in the given order. Exactly these ranks must
-        call this method, and later `free` of the returned communicator."""
+        call this method, and must later call `free` of the returned communicator."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:

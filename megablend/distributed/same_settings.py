@@ -14,7 +14,7 @@ from megablend.system.digest import hex_digest
 _MAX_NAMED = 3
 """The maximum number of settings, and of ranges of ranks, that a message names."""
 _MAX_CHARACTERS = 100
-"""The maximum number of characters that a message shows of a value."""
+"""The maximum number of characters of a value that a message shows."""
 
 
 def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
@@ -39,8 +39,8 @@ def digest_settings(settings: Mapping[str, Any]) -> str:
 def compare_settings(
     launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
 ) -> None:
-    """Do the same as `check_same_settings`, given the digests of all ranks, which have already been
-    exchanged. Collective only if the digests differ.
+    """Check that all ranks have the same settings, given digests that have already been exchanged.
+    Collective only if the digests differ. Raises: see `check_same_settings`.
 
     Args:
         settings: the settings of this rank, by name.
@@ -64,7 +64,11 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
-    """Return a text that describes how settings differ, given those of all ranks in rank order."""
+    """Describe how the settings of ranks differ, for a message.
+
+    Args:
+        all_settings: the settings of each rank, in rank order.
+    """
     names = dict.fromkeys(name for settings in all_settings for name in settings)
     values = {name: [settings.get(name) for settings in all_settings] for name in names}
     different = [name for name in names if len(set(values[name])) > 1]

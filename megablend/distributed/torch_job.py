@@ -34,12 +34,12 @@ _LOG_SECONDS = 60.0
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
 """The gloo groups by their ranks, each with the default process group at the time when the gloo
 group was created. Groups are kept for later use, and have names of their own in the store. torch
-would name a group by a count of the groups that a rank belongs to. The counts of ranks differ in
-programs that create groups of only some ranks, such as Megatron's groups of the first and last
-pipeline stages; ranks would then not find each other. A name that is used again would lead to stale
-addresses."""
+would name a group by the number of groups that a rank belongs to. This number differs between ranks
+if a program creates groups of only some ranks, such as Megatron's groups of the first and last
+pipeline stages. The ranks would then not find each other. If a name were used again, ranks would
+read stale addresses."""
 _formed: Counter[tuple[int, ...]] = Counter()
-"""The number of groups that this process has created of the same ranks."""
+"""For each set of ranks, the number of groups of these ranks that this process has created."""
 
 
 def torch_job() -> Job:
@@ -57,8 +57,8 @@ def process_group() -> Iterator[None]:
     The group uses torchrun's store, with a separate prefix for each restart of the job and each
     command.
 
-    Raises: LaunchError if some ranks, which are named, do not run the command within a minute, or
-        if ranks cannot reach each other.
+    Raises: LaunchError if some ranks do not run the command within a minute (the message names
+        them), or if ranks cannot reach each other.
     """
     rank = read_count(os.environ, "RANK")
     size = read_count(os.environ, "WORLD_SIZE")

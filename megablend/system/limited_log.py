@@ -1,5 +1,5 @@
-"""A log for warnings that other programs can cause at any rate, limited to one warning a minute for
-each program."""
+"""A log for warnings that other programs can cause as often as they like. It is limited to one
+warning a minute for each program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from megablend.system.log import LOG
 _WARN_SECONDS = 60.0
 """The shortest time between two warnings about the same program."""
 _MAX_CAUSES = 1000
-"""The maximum number of programs that are remembered. Beyond it all are forgotten, to limit
-memory."""
+"""The maximum number of programs that are remembered. If there are more, all are forgotten, to
+limit memory."""
 
 
 class LimitedLog:

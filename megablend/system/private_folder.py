@@ -128,9 +128,10 @@ def _remove(folder: Path, pid: int) -> None:
 def private_kernel_folder(name: Path) -> Path:
     """Return a private folder `name` for compiled kernels.
 
-    It is below the first of MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache and the temporary
-    folder under which it is private; otherwise it is a new temporary folder, which is removed when
-    this process exits. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.
+    MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache and the system's temporary folder are tried in
+    this order. If the folder would not be private in any of them, a new temporary folder is used,
+    which is removed when this process exits. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be
+    used.
     """
     requested = os.environ.get(_VARIABLE)
     settings = (requested, os.environ.get("XDG_CACHE_HOME"))

@@ -69,7 +69,7 @@ def open_again(path: Path | str, flags: int) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder whose parent other users may write to. A folder that does not exist is
+    """Check a folder inside a folder that other users may write to. A folder that does not exist is
     accepted.
 
     Raises: OSError with ELOOP if it is a symbolic link that another user created.

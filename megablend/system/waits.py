@@ -1,5 +1,5 @@
-"""Log long waits, which might puzzle somebody who watches a job, and wait for files that a network
-file system shows some seconds late."""
+"""Log long waits, which might puzzle somebody who watches a job, and wait for files that appear a
+few seconds late on a network file system."""
 
 from __future__ import annotations
 

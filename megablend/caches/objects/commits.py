@@ -107,12 +107,12 @@ class Chain:
 
 
 def in_folder(key: str, folder: str) -> bool:
-    """Return whether a key is that of a version of the chain at `folder`."""
+    """Return whether a key belongs to a version of the chain at `folder`."""
     return key.startswith(f"{folder}/") and _NAME.fullmatch(key[len(folder) + 1 :]) is not None
 
 
 def find_last(keys: Iterable[str]) -> int:
-    """Return the largest version number among some keys; -1 if there is none."""
+    """Return the largest version number among the keys; -1 if there is none."""
     names = (_NAME.fullmatch(key.rpartition("/")[2]) for key in keys)
     return max((int(name[1]) for name in names if name), default=-1)
 
@@ -188,7 +188,8 @@ def parse_commit(place: str, version: Record) -> Commit:
 
 
 def _find_missing(content: Any) -> str | None:
-    """Return the name of what the content of a commit lacks; None if it is complete."""
+    """Return what is missing from the content of a commit, for a message; None if it is
+    complete."""
     missing = missing_field(content, _CONTENT)
     if missing is not None:
         return missing

@@ -41,7 +41,7 @@ RECEIPTS = ".commits"
 """The folder for the receipts of a cache. Each receipt records the commit that a copy was made
 from."""
 UNUSED_SECONDS = 30 * 86400.0
-"""The time since its last use after which a copy counts as unused."""
+"""A copy counts as unused if it was last used more than this number of seconds ago."""
 _NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
 """Matches the folder names of caches, which `find_node_folder` makes."""
 
@@ -64,7 +64,7 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
     Args:
         node: the folder of one of the caches; the folders of the others are next to it.
 
-    Returns: the number and the total bytes of the copies that were removed, or would be.
+    Returns: the number and the total size in bytes of the copies that were removed, or would be.
     """
     num_copies = 0
     size = 0
@@ -138,8 +138,8 @@ class Copies:
         self._node = node
 
     def find_complete(self, folder: str) -> Commit | None:
-        """Return the commit that this node has a complete copy of, and record that the copy is
-        used; None if there is no complete copy."""
+        """Return the commit of which this node has a complete copy; None if there is no complete
+        copy. Record that the copy is used."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(read_regular(self._receipt(folder)))
             commit = parse_commit(folder, Record(record["content"], record["number"]))
@@ -182,7 +182,7 @@ class Copies:
         return data
 
     def _replace(self, folder: str, commit: Commit, name: str) -> None:
-        """Replace one file of the copy with the same file of a commit, which is downloaded."""
+        """Download one file of a commit, and replace the file in the copy with it."""
         with replacing(self._node / folder / name) as temporary:
             self._download(folder, commit, name, temporary)
 

@@ -33,9 +33,9 @@ from megablend.system.waits import log_slow_wait
 _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 """Matches the names of files and folders of a cache: a digest, and a dash if more follows."""
 COMMITS = "commits"
-"""The part of a commit's key that is in the place of the upload's name in the keys of files."""
+"""A part of the key of a commit. The key of a file has the name of its upload in this position."""
 MANIFEST = "manifest.json"
-"""The name of the file whose time counts as the time at which its folder was created."""
+"""The name of the file whose time is used as the creation time of its folder."""
 _SLASHES = 3
 """The number of slashes in the key of an object: kind/folder/upload/file for files, and
 kind/folder/commits/number for commits."""
@@ -193,7 +193,8 @@ class Folders:
         return None if number < 0 else self._read_commits({folder: number})[folder]
 
     def _read_commits(self, numbers: Mapping[str, int]) -> dict[str, Commit]:
-        """Return the commit with the given number of each folder. Raises: CacheError."""
+        """Return a commit of each folder, given the numbers of the commits by folder. Raises:
+        CacheError if one is damaged."""
         chains = {folder: self._chain(folder) for folder in numbers}
         keys = {folder: chains[folder].object_key(number) for folder, number in numbers.items()}
         missing = [folder for folder, key in keys.items() if key not in self._commits]

@@ -77,8 +77,7 @@ def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
 
 
 def remove_old_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of killed processes: those that are too old to belong to a
-    running process."""
+    """Remove the unfinished files that are too old to belong to a running process."""
     before = time.time() - _LEFTOVER_SECONDS
     for path in folder.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # just finished by its process

@@ -107,7 +107,7 @@ class ObjectCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore. No other process is kept out. Raises: CacheError if the store or the
+        """See CacheStore. Other processes are not kept out. Raises: CacheError if the store or the
         node's folder cannot be written safely."""
         check_folders(self.folder)
         if not self._is_checked:

@@ -18,8 +18,7 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
     """Divide needs into parts, sorted by due time. The pages of a part are in one portion of a
     file, and due within the same second. Pages without a due time are left out.
 
-    The rows are sorted by the call itself, while each part is made only when the iterator reaches
-    it.
+    The rows are sorted at once, but each part is made only when the iterator reaches it.
     """
     if not needs:
         return iter(())

@@ -32,8 +32,8 @@ from megablend.mirror.disk.room import Need
 P = ParamSpec("P")
 T = TypeVar("T")
 SOON_SECONDS = 15.0
-"""Pages that are due within this number of seconds do not wait for an unreachable node, which may
-come back."""
+"""Pages that are due within this number of seconds do not wait for an unreachable node to come
+back."""
 _MAX_SERVED = 32
 """The maximum number of portions that are fetched at a time for readers on this machine, since each
 may take a connection."""
@@ -51,11 +51,11 @@ class Mode(enum.Enum):
     """Other nodes only, since the pages are copies that this node keeps in addition to them."""
     FRESH = enum.auto()
     """Like NEEDED, for pages that must be fetched again because their bytes turned out to be wrong.
-    If they are not due to this disk, nodes that may hold the same wrong bytes are not asked."""
+    If this node's disk is not the cause, nodes that may hold the same wrong bytes are not asked."""
 
 
 class Want(NamedTuple):
-    """A request that pages of a file be held, and the places from which they may be fetched."""
+    """A request to hold pages of a file, with the places from which they may be fetched."""
 
     key: FileKey
     pages: Pages
@@ -125,8 +125,8 @@ class Engine:
         self.store = store
         self._reader = reader
         self.lead = SOON_SECONDS
-        """The number of seconds within which new pages must be due to displace other pages with a
-        due time, which have to be fetched again."""
+        """New pages displace other pages with a due time only if the new pages are due within this
+        number of seconds, since displaced pages have to be fetched again."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._turns = asyncio.Semaphore(_MAX_SERVED)
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
@@ -142,7 +142,8 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call)
 
     async def serve(self, want: Want) -> Origins:
-        """Fetch pages as `obtain` does, for a reader on this machine: a few portions at a time."""
+        """Fetch pages as `obtain` does, but at most _MAX_SERVED portions at a time. This is for
+        readers on this machine."""
 
         async def get(portion: Pages) -> Origins:
             # Only readers of this machine take turns: if other nodes also did, nodes could wait
@@ -156,8 +157,8 @@ class Engine:
     async def obtain(self, want: Want) -> Origins:
         """Fetch the pages of a want that are not held, and wait until all of its pages are held.
 
-        Returns: the numbers of bytes that were fetched by this call. Bytes that were being fetched
-            by other calls already do not count.
+        Returns: the number of bytes that this call fetched. Bytes that other calls were already
+            fetching do not count.
 
         Raises: the same errors as the reader; ResourceError if there is no room for the pages.
         """
@@ -265,9 +266,9 @@ class Engine:
             )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
-        """Forget a fetch that has ended. This is not done in a `finally` of `_fetch`, which would
-        also run when a pending fetch is collected as garbage, perhaps inside another `submit`: that
-        would wait for its lock forever."""
+        """Forget a fetch that has ended. A `finally` in `_fetch` would not be safe: it would also
+        run when Python collects a pending fetch as garbage. If that happened inside another
+        `submit`, a second `submit` would wait for its lock forever."""
         self._disk.submit(self._reserved.pop, flight, 0)
         if not task.cancelled():
             task.exception()  # retrieved, since perhaps no call awaits it any longer
@@ -278,7 +279,7 @@ class Engine:
             del self._flights[portion]
 
     async def read_held(self, want: Want) -> tuple[Pages, bytes]:
-        """Read those pages of a want that are held and have right checksums.
+        """Read the pages of a want that are held and whose checksums are correct.
 
         Returns: these pages, and their bytes one page after another.
         """

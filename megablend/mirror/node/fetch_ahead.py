@@ -15,14 +15,14 @@ from megablend.system.limited_log import LimitedLog
 
 _NUM_FETCHERS = 16
 _RETRY_SECONDS = 1.0
-"""Seconds before a fetch is repeated that failed because there was no room or a node was
-unreachable."""
+"""Seconds after which a failed fetch is repeated. It may have failed because there was no room, or
+because a node was unreachable."""
 
 
 @dataclass(eq=False)
 class FetchAhead:
     """Fetches a list of parts in the order of their due times. Another list may replace it at any
-    time. Fetches that have begun are then still finished.
+    time. Fetches that have already begun are still finished.
 
     If there is no room for a part, this part and all later parts wait, since a later part must not
     take its room. A part whose fetch fails is postponed until all others have been tried.
@@ -32,7 +32,7 @@ class FetchAhead:
     _task: asyncio.Task[None] | None = None
     """The task that fetches the present list; None before the first list."""
     _grace: float = PAST_SECONDS
-    """Seconds after its due time until a part is treated as read."""
+    """Seconds between the due time of a part and the time at which it is treated as read."""
     _has_parts: bool = False
     """Whether the list has parts that no fetcher has taken yet."""
     _num_fetching: int = 0
@@ -43,15 +43,17 @@ class FetchAhead:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether parts are being fetched or have yet to be, except postponed parts."""
+        """Whether any parts are being fetched, or are still to be fetched. Postponed parts do not
+        count."""
         return self._has_parts or self._num_fetching > 0
 
     def replace(self, parts: Iterator[Want], grace: float) -> None:
-        """Fetch another list of parts from now on.
+        """Replace the list of parts to fetch.
 
         Args:
             parts: the parts, sorted by due time.
-            grace: the number of seconds after its due time until a part is treated as read.
+            grace: the number of seconds between the due time of a part and the time at which it is
+                treated as read.
         """
         self.stop()
         now = time.monotonic()

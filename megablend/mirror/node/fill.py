@@ -15,7 +15,7 @@ _NUM_FETCHERS = 16
 
 
 async def fill(engine: Engine, needs: Iterable[Need], *, is_dry: bool) -> Filled:
-    """Fetch all pages of needs. If `is_dry`, only count their bytes."""
+    """Fetch all pages of the given needs. If `is_dry`, only count their bytes."""
     filled = Filled()
     portions: list[Want] = []
     for need in needs:

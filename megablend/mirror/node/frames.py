@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
     """A client's greeting. Carries JSON of the client's settings. The answer is JSON of the
     node."""
     STAT = 2
-    """Requests states of files. Carries a list of locations. The answer is a list of [size,
+    """Requests the states of files. Carries a list of locations. The answer is a list of [size,
     etag]."""
     WANT = 3
     """Requests pages. Carries needs. The answer, ORIGINS, is sent once all pages are held."""
@@ -70,10 +70,11 @@ class Kind(enum.IntEnum):
     KNOWN = 10
     """Reports the present states of files. Carries a JSON list of [location, size, etag]."""
     CHECK = 11
-    """Checks the connections between nodes. The answer is JSON with a line for each that fails."""
+    """Checks the connections between nodes. The answer is JSON with a line for each connection that
+    fails."""
     FILL = 12
-    """Requests that pages be fetched at once. Carries a byte, which is 1 if they are only to be
-    counted, and needs. The answer is JSON of `Filled`."""
+    """Requests that pages be fetched at once. Carries a byte and needs. The byte is 1 if the pages
+    should only be counted. The answer is JSON of `Filled`."""
     DATASETS = 13
     """A subcommand of `megablend datasets`. Carries its name and arguments. The answer is JSON."""
     DONE = 16
@@ -135,7 +136,8 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
 
 
 def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterator[list[Need]]:
-    """Divide needs into one or more batches of about `max_bytes` in serialized form."""
+    """Divide needs into one or more batches, each of which has about `max_bytes` when
+    serialized."""
     batch: list[Need] = []
     left = max_bytes
     for need in needs:
@@ -155,8 +157,8 @@ def batch_needs(needs: Iterable[Need], max_bytes: int = _BATCH_BYTES) -> Iterato
 
 
 def check_pages(need: Need) -> None:
-    """Check that the pages of a need are not empty, in ascending order, and within the file.
-    Raises: ValueError."""
+    """Check that a need has pages, and that they are in ascending order and within the file.
+    Raises: ValueError if not."""
     pages = need.pages
     if not pages or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
@@ -194,7 +196,11 @@ def unpack_needs(data: bytes) -> list[Need]:
 
 
 def pack_pages(pages: Pages, data: bytes) -> bytes:
-    """Serialize pages and their bytes, which follow one another, for `unpack_pages`."""
+    """Serialize pages, for `unpack_pages`.
+
+    Args:
+        data: the bytes of the pages, one page after another.
+    """
     rows = _make_rows(pages)
     head = _COUNT.pack(len(rows)) + rows.tobytes()
     return b"".join([head, _COUNT.pack(zlib.crc32(data, zlib.crc32(head))), data])
@@ -257,8 +263,8 @@ def pack_error(error: Exception) -> bytes:
 
 
 def unpack_error(data: bytes) -> Exception:
-    """Parse the result of `pack_error`. Returns: the error, or a RuntimeError if it was not a
-    MegablendError."""
+    """Parse the result of `pack_error`. Returns: the error; a RuntimeError if the packed error was
+    not a MegablendError."""
     fields = parse_json(data)
     kind = getattr(errors, fields["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, MegablendError)):

@@ -84,7 +84,7 @@ class LocalServer:
         return any(self._readers.values())
 
     def note_use(self) -> None:
-        """Record that the mirror is in use, for uses other than through this socket."""
+        """Record that the mirror was used in another way than through this socket."""
         self.idle_since = time.monotonic()
 
     async def start(self) -> None:
@@ -227,7 +227,7 @@ class LocalServer:
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
-    """Check that the client at the end of a connection may read the folder. Raises: ConfigError."""
+    """Check that the client of a connection may read the folder. Raises: ConfigError if not."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, group = _CREDENTIALS.unpack(credentials)
     if user in (0, os.geteuid()):

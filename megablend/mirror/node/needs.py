@@ -16,10 +16,10 @@ _PAUSE_SECONDS = 0.2
 """The minimum number of seconds between two updates of all due times, which take long if there are
 many."""
 _LEAD_SHARE = 32
-"""At most 1/32 of the held bytes are of pages that were fetched ahead and displaced others."""
+"""Pages that were fetched ahead and displaced others make up at most 1/32 of the held bytes."""
 _MIN_GRACE_SECONDS = 0.5
-"""The minimum number of seconds after its due time until a page is treated as read. It applies to
-small mirrors."""
+"""The minimum number of seconds between the due time of a page and the time at which it is treated
+as read. It applies to small mirrors."""
 
 
 class Needs:
@@ -52,15 +52,15 @@ class Needs:
         self.announce_again()
 
     def set_of_node(self, node: str, needs: Sequence[Need], *, is_more: bool = False) -> None:
-        """Replace the needs of another node, or add needs if `is_more`. If their pages are held,
-        they are kept by due time, but they are not fetched before the node requests them."""
+        """Replace the needs of another node, or add needs if `is_more`. Pages that are held are
+        kept by due time; the others are fetched only when the node requests them."""
         earlier = self._of_nodes.get(node, []) if is_more else []
         _replace(self._of_nodes, node, [*earlier, *needs])
         self._changed.set()
 
     @property
     def is_fetching(self) -> bool:
-        """Whether pages are being fetched ahead, or have yet to be."""
+        """Whether any pages are being fetched ahead, or are still to be fetched."""
         return self._ahead.is_fetching
 
     def list_needed(self) -> dict[FileKey, Pages]:

@@ -25,7 +25,8 @@ from megablend.storage.object_options import ObjectOptions
 
 T = TypeVar("T")
 MAX_PORTIONS = 64
-"""The maximum number of portions in flight that are due soon, and that of other portions."""
+"""The maximum number of portions that are read at a time. It applies separately to portions that
+are due soon, and to all others."""
 _MAX_CALLS = 256
 """The maximum number of blocking calls at a time. It is large, so that a silent server does not
 delay the others."""
@@ -54,15 +55,20 @@ class SourceReader:
         self._soon_turns = asyncio.Semaphore(MAX_PORTIONS)
         self._threads = ThreadPoolExecutor(_MAX_CALLS, "megablend-source")
         self._reading: dict[asyncio.Future[None], Want] = {}
-        """The reads in progress, by a future that is done when the read has finished."""
+        """The reads in progress. Each key is a future that is done when the read has finished."""
         self.num_bytes = 0
         """The number of bytes that were read since the start."""
         self.requests = defaultdict[str, Counter[str]](Counter)
-        """The number of reads by the scheme of the location and by result, "ok" or "failed"."""
+        """The number of reads, by the scheme of the location and by the result ("ok" or
+        "failed")."""
 
     def add_queries(self, urls: Mapping[str, str]) -> None:
-        """From now on, send these query strings, given by URL without query. They may contain
-        signatures, so they are kept in memory only."""
+        """Send query strings with requests from now on. They may contain signatures, so they are
+        kept only in memory.
+
+        Args:
+            urls: the query string of each URL. The URLs are given without it.
+        """
         before = dict(self._objects.urls)
         queries = before | dict(urls)
         if queries != before:
@@ -113,8 +119,8 @@ class SourceReader:
             finished.set_result(None)
 
     async def settle(self, want: Want) -> None:
-        """Wait until all reads in progress of the given pages have finished, because another node
-        is about to read these pages."""
+        """Wait until this node has finished its present reads of the given pages. Another node
+        requests this before it reads the pages itself."""
         concerned = [
             finished
             for finished, other in self._reading.items()
@@ -158,7 +164,8 @@ class SourceReader:
 
 
 def make_key(location: str, state: FileStat) -> FileKey:
-    """Make the key of a version of a file. Of the etag of a mounted file, only size and time of
-    modification are used, since device and inode numbers may differ between mounts."""
+    """Make the key of a version of a file. If the file is mounted, only the size and the
+    modification time in its etag are used, since device and inode numbers may differ between
+    mounts."""
     etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
     return FileKey(location, etag, state.size)

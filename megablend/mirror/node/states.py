@@ -17,8 +17,8 @@ from megablend.system.log import LOG
 FRESH_SECONDS = 600.0
 """Seconds for which the state of a file is used before it is requested again."""
 _SILENT_SECONDS = 30.0
-"""Seconds for which no request waits again for a source that did not respond, since a job may open
-thousands of files."""
+"""Seconds during which requests do not wait again for a source that did not respond. A job may open
+thousands of files, and each of them would have to wait."""
 
 
 @dataclass(eq=False)
@@ -33,7 +33,8 @@ class States:
     """Seconds to wait for the source if an older state of the file is known."""
     _requests: dict[str, asyncio.Task[FileStat]] = field(default_factory=dict)
     _silent_until: dict[str, float] = field(default_factory=dict)
-    """The time until which older states are used without waiting, by source: `scheme://server`."""
+    """For each source (`scheme://server`), the time until which older states are used without
+    waiting."""
 
     async def get(self, location: str) -> FileStat:
         """Return the state of a file. It is at most FRESH_SECONDS old if the source responds.

@@ -1,10 +1,10 @@
 """Keeps track of the pages that this node has yet to announce to other nodes.
 
 A node announces its pages of a piece to the piece's homes, and to the next node in the piece's
-order: all held pages when the nodes connect, and later each new page. So a home knows which other
-nodes hold pages that it lacks, for example after its disk was replaced, after the list of nodes has
-changed, or after another node had to read the source. It copies the pages that it must hold
-(`copies`) from these nodes, and reads from the source only pages that no node has announced.
+order. It announces all held pages when the nodes connect, and later each new page. So a home knows
+which other nodes hold pages that it lacks, for example after its disk was replaced, after the list
+of nodes has changed, or after another node had to read the source. It copies the pages that it must
+hold (`copies`) from these nodes, and reads from the source only pages that no node has announced.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Announcements:
         self.news = {name: asyncio.Event() for name in self._pages}
         """For each node, an event that is set while there are pages to announce to the node."""
         self._held_at_start: dict[str, list[Need]] | None = None
-        """The pages of the first announcement to each node that has not received it yet: those that
-        were held when the nodes connected. None before the store was searched."""
+        """The pages that were held when the nodes connected, by name of the node. Nodes to which
+        they have already been announced are left out. None before the store is searched."""
         self._searching = asyncio.Lock()
         self.successor: Announcements | None = None
         """The announcements to the nodes of the next view, to which new pages are also added; None
@@ -55,8 +55,9 @@ class Announcements:
             self.successor.note_own(key, pages, giver)
 
     async def find_all(self, name: str) -> list[Need]:
-        """Return all held pages to announce to another node: those of pieces of which it is or may
-        become a home. On the first call, the store is searched once for all nodes."""
+        """Return all held pages that must be announced to another node. These belong to the pieces
+        for which the other node is a home, or may become one. On the first call, the store is
+        searched once for all nodes."""
         async with self._searching:
             if self._held_at_start is None:
                 names = list(self._pages)
@@ -89,7 +90,7 @@ class Announcements:
         return [Need.of(key, pages) for key, pages in pages_by_file.items()]
 
     def put_back(self, name: str, needs: Sequence[Need]) -> None:
-        """Restore pages that `take` returned, and that could not be announced to the node."""
+        """Restore pages that `take` returned but that could not be announced to the node."""
         for need in needs:
             add_pages(self._pages[name], need.key, need.pages)
         self.news[name].set()

@@ -25,7 +25,8 @@ from megablend.mirror.peers.routes import Routes
 from megablend.system.log import LOG
 
 _FIRST_MACHINE_PINGS = 5
-"""Without new pages, torchrun's first machine is sent a ping after 5 times `Pace.ping`."""
+"""If there are no new pages, the first machine of a torchrun job is sent a ping after this many
+times `Pace.ping`."""
 
 
 @dataclass(eq=False)
@@ -123,8 +124,8 @@ class Assembly:
         await peer.post(f"/v1/tell?view={self.view.number}{query}", pack_needs(needs))
 
     async def announce_due(self, needs: Sequence[Need]) -> None:
-        """Announce to each other node the pages that this node will request from it as their home,
-        and when. Unreachable nodes are skipped."""
+        """Tell each other node which pages this node will request from it as their home, and when.
+        Unreachable nodes are skipped."""
         needs_by_home = await asyncio.to_thread(self.placement.divide, needs, self.peers, 1)
 
         async def announce(peer: Peer) -> None:
@@ -192,8 +193,8 @@ class Assembly:
         }
 
     async def form(self) -> None:
-        """Wait until all nodes, or enough to continue, have met. Raises: ConfigError if nodes are
-        missing and `strict` is set."""
+        """Wait until all nodes have met, or enough of them to continue. Raises: ConfigError if
+        nodes are missing and `strict` is set."""
         deadline = time.monotonic() + self.agreement.pace.complete
         while not (self.is_formed or self.has_ended):
             missing = sorted(

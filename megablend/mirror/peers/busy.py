@@ -32,8 +32,8 @@ class BusySources:
     get_peers: Callable[[], Collection[Peer]]
     """Returns the other nodes."""
     _heard: dict[str, float] = field(default_factory=dict)
-    """The monotonic time until which requests are held back because of other nodes' notifications,
-    by source."""
+    """For each source, the monotonic time until which requests are held back because of other
+    nodes' notifications."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> None:
@@ -67,8 +67,8 @@ class BusySources:
         await asyncio.gather(*(_post(peer, body) for peer in reachable))
 
     async def hear(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        """Hold back requests to a source, as another node's notification asks. Raises: ValueError
-        if the notification is not valid."""
+        """Handle a notification of another node: hold back requests to the busy source. Raises:
+        ValueError if the notification is not valid."""
         message = parse_json(body)
         if not fits(message, {"root": str, "seconds": float}) or not math.isfinite(
             message["seconds"]

@@ -66,7 +66,7 @@ class Cluster:
 
     Args:
         options: the settings of the mirror.
-        members: the nodes of the cluster, or the way in which they are found.
+        members: the nodes of the cluster, or how to find them.
         source: reads pages from the source.
         get_status: returns the status of this node, for metrics.
         pace: the times after which nodes are treated as unreachable.
@@ -176,8 +176,8 @@ class Cluster:
                 return
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
-        """Announce to each other node the pages that this node will request from it as their home,
-        and when."""
+        """Tell each other node which pages this node will request from it as their home, and
+        when."""
         if self._agreement.is_reached:
             await self._assemblies[0].announce_due(needs)
 
@@ -242,7 +242,7 @@ class Cluster:
         return status | self._assemblies[0].count_debts() if self._assemblies else status
 
     async def check(self) -> list[str]:
-        """Return a line for each pair of nodes of which the first cannot reach the second."""
+        """Return a line for each case in which one node cannot reach another."""
         lines = await self._check_own()
         for peer in list(self._peers.values()):
             # A node that is away is in this node's own lines
@@ -408,8 +408,8 @@ class Cluster:
         )
 
     def _check_left_out(self, node: str, view: str) -> None:
-        """Check that a node that is still in an earlier view belongs to the view in force. If not,
-        it would wait forever for this node to be in its view. Raises: AwayError."""
+        """Check that a node in an earlier view also belongs to the view in force. A node that does
+        not would wait forever for this node to enter its view. Raises: AwayError if it does not."""
         number = self._assemblies[0].view.number
         if node not in self._peers and view.isdecimal() and int(view) < number:
             raise AwayError(f"{self.own} is in view {number}, which does not include {node}")

@@ -40,7 +40,7 @@ class Copies:
         self._log = LimitedLog()
 
     async def note_announced(self, needs: Sequence[Need]) -> None:
-        """Schedule copies of announced pages that this node must hold, too."""
+        """Schedule copies of the announced pages that this node must also hold."""
         for need in self._placement.select_own(needs):
             missing = await self._engine.call(self._engine.store.missing, need.key, need.pages)
             if missing:

@@ -19,7 +19,7 @@ from megablend.system.limited_log import LimitedLog
 from megablend.system.log import LOG
 
 _END_SECONDS = 1.0
-"""Seconds for which a node that stops still responds. Then clients turn to other nodes."""
+"""Seconds for which a node keeps responding while it stops. Later, clients turn to other nodes."""
 
 
 class _Faults(logging.Logger):
@@ -38,7 +38,7 @@ class _Faults(logging.Logger):
 
 
 def add_metrics(app: web.Application, get_status: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Add a handler to an application, which answers `GET /metrics` with the node's numbers."""
+    """Add a handler to an application that answers `GET /metrics` with the node's metrics."""
 
     async def answer(_: web.Request) -> web.Response:
         text = format_metrics(await get_status())

@@ -24,16 +24,16 @@ _JOINING = {"rank": int, "name": str}
 
 @dataclass(eq=False)
 class Agreement:
-    """This node's knowledge of whether the nodes work together. It is unknown at first; then either
-    they do, or they do not because too few are connected or because of an error."""
+    """Whether the nodes work together, as far as this node knows. At first this is unknown. Later
+    they either work together, or do not: too few are connected, or there is an error."""
 
     options: MirrorOptions
     size: int
     """The number of nodes of the cluster."""
     pace: Pace
     failure: MegablendError | None = None
-    """The error because of which the nodes cannot work together with their settings; None if there
-    is none."""
+    """The error that prevents the nodes from working together with their settings; None if there is
+    none."""
     too_few: str = ""
     """The message about missing nodes if too few are connected; "" otherwise."""
     _decided: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +62,7 @@ class Agreement:
         LOG.info("mirror: %d nodes have formed a cluster", self.size)
 
     def fail(self, error: MegablendError) -> None:
-        """Record the error because of which the nodes cannot work together. If they already work
+        """Record the error that prevents the nodes from working together. If they already work
         together, only log the error."""
         LOG.warning("mirror: %s", error)
         if not self._decided.is_set():
@@ -145,7 +145,11 @@ class Joining:
         return names
 
     async def _collect(self, torchrun: Torchrun) -> list[str]:
-        """Collect the names of a job's machines, as its first machine. Raises: ConfigError."""
+        """Collect the names of a job's machines. This is called on the first machine.
+
+        Raises: ConfigError if two machines have the same name, or if machines are missing and
+            `strict` is set.
+        """
         deadline = time.monotonic() + self.pace.complete
         self._joined[0] = self.members.own
         while len(self._joined) < torchrun.size:
@@ -164,7 +168,11 @@ class Joining:
         return names
 
     async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
-        """Request the list of nodes from the first machine of the job. Raises: ConfigError."""
+        """Request the list of nodes from the first machine of the job.
+
+        Raises: ConfigError if that machine does not respond in time and `strict` is set; the error
+            that it responds with.
+        """
         deadline = time.monotonic() + self.pace.complete + self.pace.silent
         first = self.make_peer(torchrun.first)
         try:

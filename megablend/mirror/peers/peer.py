@@ -33,15 +33,16 @@ from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
 AWAY_STATUS = 503
-"""The HTTP status of a response that stands for an AwayError."""
+"""The HTTP status of a response that reports an AwayError."""
 ERROR_STATUS = 409
 """The HTTP status of a response that contains an error packed by `pack_error`."""
 VIEW_STATUS = 412
-"""The HTTP status of a response that stands for an OtherViewError."""
+"""The HTTP status of a response that reports an OtherViewError."""
 SESSION_STATUS = 401
 """The HTTP status of a response to a request that was signed for another session of the node."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""The errno values of failed connections that do not mean that the other node is unreachable."""
+"""The errno values that mean that this node lacks resources, not that the other node is
+unreachable."""
 _SHORTAGE_SECONDS = 0.5
 _NUM_TRIES = 3
 """The maximum number of times that a request is sent. It is signed and sent again if the node has
@@ -74,7 +75,7 @@ class Peer:
     signer: Signer
     pace: Pace
     on_met: Callable[[Peer], None]
-    """Called at the first response of the node after each start, and after it was unreachable."""
+    """Called at the node's first response after it has started, or has become reachable again."""
     on_suspect: Callable[[], None]
     """Called if the node does not respond to a ping within `pace.ping` seconds."""
     uses_tls: bool
@@ -104,7 +105,7 @@ class Peer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the node has been unreachable for so long that nobody waits for it."""
+        """Whether the node has been unreachable for so long that no request waits for it."""
         return self.away_since is not None and time.monotonic() - self.away_since > self.pace.gone
 
     @property

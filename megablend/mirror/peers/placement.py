@@ -12,7 +12,8 @@ from megablend.mirror.disk.room import Need
 from megablend.mirror.members.homes import Homes
 
 _MAX_ORDERS = 4096
-"""The number of pieces whose order of nodes is cached, since a piece is requested in many parts."""
+"""The maximum number of pieces whose order of nodes is cached. A piece is requested in many parts,
+so its order is needed many times."""
 
 
 class Placement:
@@ -32,17 +33,17 @@ class Placement:
         self._ordered = lru_cache(_MAX_ORDERS)(self._homes.order_names)
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
-        """Return the first `count` nodes in the order in which they are to hold a piece (see Homes);
-        the first of them is its home."""
+        """Return the first `count` nodes in the order of a piece (see Homes). The first one is its
+        home."""
         return self._ordered(key.digest, piece, count)
 
     def divide(
         self, needs: Iterable[Need], names: Iterable[str], count: int
     ) -> dict[str, list[Need]]:
-        """Divide the pages of needs by node. A node gets the pages of those pieces in whose order
-        it is among the first `count` nodes.
+        """Divide the pages of needs by node. A node gets the pages of a piece if it is among the
+        first `count` nodes in the order of the piece.
 
-        Returns: the pages for each of the nodes `names`, by name.
+        Returns: the pages of each node in `names`, by name.
         """
         parts: dict[str, list[Need]] = {name: [] for name in names}
         for need in needs:

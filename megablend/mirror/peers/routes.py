@@ -1,5 +1,5 @@
-"""Decides from where this node gets pages: from nodes that announced them, from their home, or from
-the source.
+"""Decides where this node gets pages: from nodes that announced them, from their home, or from the
+source.
 
 Each piece has an order of all nodes. A node requests pages from the nodes before it in the order,
 beginning with the home, which fetches the pages and keeps them. So only the first node that
@@ -176,9 +176,9 @@ class Routes:
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
 
     def _may_read(self) -> bool:
-        """Return whether this node is certainly in the view in force. This is so if it has a lease.
-        It is also so if most nodes respond to it, which then cannot reach etcd either and so cannot
-        make a view without this node."""
+        """Return whether this node is certainly in the view in force. It is if it has a lease. It
+        also is if most nodes respond to it, since those nodes cannot reach etcd either, and so
+        cannot make a view without this node."""
         doubt_since = None if self.views is None else self.views.find_doubt(self.view)
         if doubt_since is None:
             return True

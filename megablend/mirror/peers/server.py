@@ -7,13 +7,13 @@
         in another view, and the request is not only for held pages.
     POST /v1/tell?view=[&greets=&session=][&list=&session=&formed=]
         Body: needs, the pages that a node announces. At first a node announces all its pages, in
-        several requests, and later new ones. The very first request has no pages, but `greets`, the
-        digest of the node's list of nodes, and the node's session. The last request of the first
-        pages has the same digest as `list`, the session, and in `formed` whether the nodes have
-        met. Status 412: this node does not know the view.
+        several requests, and later each new page. The very first request has no pages, but
+        `greets`, the digest of the node's list of nodes, and the node's session. The last request
+        with the first pages has the same digest as `list`, the session, and `formed`, which is 1 if
+        the nodes have met. Status 412: this node does not know the view.
     POST /v1/due[?more=1]
-        Body: needs, the pages that a node will request. They replace those that it announced
-        before, or with `more` are added to them.
+        Body: needs, the pages that a node will request. They replace the pages that it
+        announced before. With `more`, they are added to them instead.
     POST /v1/join
         Body: JSON of the rank and the name of a node of a torchrun job, and the size of the job.
         Response: the list of nodes.
@@ -22,8 +22,8 @@
     GET  /v1/ping       Response: empty
     GET  /metrics       Response: metrics for Prometheus. The request needs no signature
 
-The module `frames` describes the formats of the bodies. Every request but the last one is signed,
-or is sent over TLS with a certificate.
+The module `frames` describes the formats of the bodies. Every request except the last one is
+signed, or is sent over TLS with a certificate.
 """
 
 from __future__ import annotations

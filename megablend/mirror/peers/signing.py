@@ -28,7 +28,7 @@ from megablend.system.log import LOG
 from megablend.system.safe_open import open_regular
 
 SESSION = "Megablend-Session"
-"""The header, of requests and answers, that contains the session of the server."""
+"""The header of requests and answers that contains the session of the server."""
 ANSWER = "Megablend-Answer"
 """The header of an answer that contains its signature, from `sign_answer`."""
 NODE = "Megablend-Node"
@@ -43,8 +43,8 @@ _HINT = "(all nodes need the same `secret_file`)"
 _COUNT_PATTERN = re.compile("[0-9]{1,18}")
 _MIN_SECRET = 16
 _WINDOW = 1024
-"""A request is refused if another request of the client, with a count that is higher by this number
-or more, has arrived before."""
+"""A request is refused if its count is lower, by this number or more, than the highest count that
+has arrived from the client."""
 
 
 class SessionError(Exception):
@@ -58,13 +58,15 @@ class SignatureError(Exception):
 
 
 def read_secret(options: MirrorOptions) -> bytes | None:
-    """Return the secret that all nodes share; None if no secret is set. Raises: ConfigError."""
+    """Return the secret that all nodes share; None if no secret is set. Raises: see
+    `read_token`."""
     path = options.secret_file
     return None if path is None else read_token("secret_file", path)
 
 
 def read_token(setting: str, path: str) -> bytes:
-    """Return the secret in a file that no other user may read. Raises: ConfigError."""
+    """Return the secret in a file that no other user may read. Raises: ConfigError if it is too
+    short; the errors of `read_private`."""
     secret = read_private(setting, path).strip()
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
@@ -97,7 +99,7 @@ def read_private(setting: str, path: str) -> bytes:
 def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
     """Make the TLS contexts of a server and of a client; None if TLS is not set. Both require the
     other side to have a certificate that is signed by `ca`. The certificate of a server must name
-    its host. Raises: ConfigError."""
+    its host. Raises: ConfigError if a file cannot be used."""
     if tls is None:
         return None
     read_private("tls: key", tls.key)
@@ -119,7 +121,7 @@ def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext]
 
 def make_reader_context(options: MirrorOptions) -> ssl.SSLContext | None:
     """Make the TLS context of a server whose clients send a token instead of a certificate; None if
-    TLS is not set. Raises: ConfigError."""
+    TLS is not set. Raises: see `make_contexts`."""
     contexts = make_contexts(options.tls)
     if contexts is None:
         return None
@@ -149,7 +151,7 @@ def _digest(body: bytes) -> str:
 
 
 def _matches(found: str | None, expected: str) -> bool:
-    """Return whether a signature or a digest is the expected one, in constant time."""
+    """Compare a signature or a digest with the expected one, in constant time."""
     return hmac.compare_digest((found or "").encode("utf-8", "replace"), expected.encode())
 
 

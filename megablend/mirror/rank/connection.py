@@ -85,7 +85,7 @@ class Connection:
         )
 
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
-        """Announce which pages a reader of this process will read, instead of those that it
+        """Announce which pages a reader of this process will read. They replace the pages that it
         announced before. After the socket is opened again, all announcements are repeated. Raises:
         NodeLostError."""
         self._due = {**self._due, reader: needs}
@@ -94,8 +94,8 @@ class Connection:
         self.request(Kind.DUE, self._pack_due())
 
     def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
-        """Request that the pages of needs be fetched at once, whatever their due times, or only
-        counted if `is_dry`. Raises: NodeLostError; the errors of the source."""
+        """Request that the pages of needs be fetched at once, whatever their due times. If
+        `is_dry`, they are only counted. Raises: NodeLostError; the errors of the source."""
         payload = bytes([is_dry]) + pack_needs(needs)
         return Filled(*parse_json(self._get_answer(Kind.FILL, payload)))
 
@@ -118,12 +118,13 @@ class Connection:
                 self._drop(self._socket)
 
     def _get_answer(self, kind: Kind, payload: bytes) -> bytes:
-        """Return the response to a request, which may be sent repeatedly. Raises: NodeLostError."""
+        """Return the response to a request. The request is repeated if the node process exits.
+        Raises: NodeLostError; the error that the node process responds with."""
         return _repeat(lambda: wait_for(self._request_once(kind, payload)))
 
     def _request_once(self, kind: Kind, payload: bytes) -> Future[bytes]:
-        """Send a request, without repeating it. Raises: as `request`; _EndedError if the node process
-        exits meanwhile."""
+        """Send a request, without repeating it. Raises: the same errors as `request`; _EndedError
+        if the node process exits in the meantime."""
         answer = Future[bytes]()
         with self._lock:
             connection = self._socket or self._open()
@@ -162,8 +163,8 @@ class Connection:
         """Set the results of the futures in `pending` from responses, until the connection ends."""
 
         def probe() -> None:
-            """Check that the node process responds, after `patience` seconds without responses to
-            pending requests: send a request that is answered at once. Raises: EOFError if the
+            """Check that the node process responds: send a request that is answered at once. Called
+            after `patience` seconds without a response to pending requests. Raises: EOFError if the
             previous request of this kind is still pending."""
             if _PROBE_NUMBER in pending:
                 raise EOFError

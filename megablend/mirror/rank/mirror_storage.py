@@ -297,14 +297,14 @@ class MirrorStorage(WrapperStorage):
         self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
 
     def warn(self, error: BaseException) -> None:
-        """Log a warning, at most once a minute, that the source is read without the mirror."""
+        """Log a warning that the source is read without the mirror, at most once a minute."""
         _LOG.warn(self.folder, f"reading the source without the mirror: {error}")
 
 
 @dataclass(slots=True)
 class _Read:
-    """A call of `fetch` in progress. It requests pages and then reads them, again if some were
-    evicted in between."""
+    """A call of `fetch` in progress. It requests pages and then reads them. If some were evicted in
+    between, it does both again."""
 
     storage: MirrorStorage
     path: str

@@ -54,7 +54,8 @@ ones are fetched."""
 _MOST_SENDING = 64
 """The maximum number of portions in memory, for all responses together."""
 _MOST_OF_ONE = 48
-"""The maximum number of portions in memory for one machine's clients, which may stop reading."""
+"""The maximum number of portions in memory for the clients of one machine, since they may stop
+reading."""
 _SLOW_SECONDS = 60.0
 """Seconds that a client gets to read a portion, and for which a response waits for an unreachable
 node."""
@@ -184,7 +185,8 @@ class Files:
     async def _answer_file(
         self, request: web.Request, key: FileKey, tag: ETag, part: range
     ) -> web.StreamResponse:
-        """Respond with a part of a file, or with the range of it that a Range header names."""
+        """Respond with a part of a file. If there is a Range header, respond with this range of the
+        part."""
         response = web.StreamResponse()
         response.etag = tag
         response.headers["Accept-Ranges"] = "bytes"
@@ -297,7 +299,8 @@ def _want(key: FileKey, part: range) -> Want:
 
 
 def _contains(tags: Sequence[ETag] | None, own: ETag, *, when_absent: bool) -> bool:
-    """Return whether the etags of a header contain `own`; `when_absent` without the header."""
+    """Return whether the etags of a header contain `own`. Without the header, return
+    `when_absent`."""
     if tags is None:
         return when_absent
     return any(tag.value in ("*", own.value) and not tag.is_weak for tag in tags)
