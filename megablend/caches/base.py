@@ -177,7 +177,8 @@ class CacheStore(Protocol):
         """
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
-        """Return the content of a small file of a committed folder. Raises: FileNotFoundError."""
+        """Return the content of a small file of a committed folder. Raises: FileNotFoundError if
+        there is no such file."""
 
     def commit_folder(
         self,

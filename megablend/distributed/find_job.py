@@ -52,7 +52,7 @@ def this_job() -> Job:
 def program_job() -> Iterator[Job]:
     """Provide the job that runs a command. Within the context, processes that torchrun started
     share a process group. An error is raised on all ranks, but only the first rank prints it as
-    JSON. Raises: LaunchError."""
+    JSON. Raises: see `this_job` and `process_group`."""
     with _find_process_group():
         job = this_job()
         is_silent = job.rank > 0 and bool(on_failure)
@@ -82,7 +82,7 @@ def program_launch() -> Iterator[Communicator]:
     launcher, or else those of torchrun, or else this process alone.
 
     This is for commands only: a training script may call Python functions on one rank alone.
-    Raises: LaunchError.
+    Raises: see `detect` and `program_job`.
     """
     launch = detect()
     if launch.size > 1 or _count_torchrun_processes(os.environ) < 2:

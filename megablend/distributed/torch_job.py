@@ -86,7 +86,7 @@ def process_group() -> Iterator[None]:
 
 
 def _await_ranks(store: Any, rank: int, size: int) -> None:
-    """Wait until all ranks run this command. Raises: LaunchError."""
+    """Wait until all ranks run this command. Raises: LaunchError if some do not run it in time."""
     keys = [f"here/{other}" for other in range(size)]
     store.set(keys[rank], "")
     try:

@@ -100,7 +100,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def list_committed(folder: Path) -> list[str]:
     """Return the sorted names in `folder`, except those of unfinished files. The list is empty if
-    the folder does not exist. Raises: CacheError."""
+    the folder does not exist. Raises: CacheError if it cannot be read."""
     with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return []

@@ -69,10 +69,10 @@ def open_again(path: Path | str, flags: int) -> int:
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder inside a folder that other users may write to. A folder that does not exist is
-    accepted.
+    """Check that a folder is not a symbolic link that another user created. A folder that does not
+    exist is accepted.
 
-    Raises: OSError with ELOOP if it is a symbolic link that another user created.
+    Raises: OSError with ELOOP if it is such a link.
     """
     try:
         state = folder.lstat()
@@ -88,7 +88,7 @@ def check_folder(folder: Path) -> None:
 
 def get_file_size(path: str) -> int | None:
     """Return the size of a regular file; None if the path does not exist, or is not a regular file.
-    Faster than `Path.is_file` and `Path.stat`. Raises: OSError."""
+    Faster than `Path.is_file` and `Path.stat`. Raises: OSError if the path cannot be inspected."""
     try:
         state = os.stat(path)  # noqa: PTH116  (the path is a string)
     except ValueError:  # a NUL character

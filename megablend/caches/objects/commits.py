@@ -118,7 +118,7 @@ def find_last(keys: Iterable[str]) -> int:
 
 
 def _parse(place: str, data: bytes) -> dict[str, Any]:
-    """Parse the object of a version. Raises: CacheError."""
+    """Parse the object of a version. Raises: CacheError if it is damaged or of another format."""
     try:
         record = parse_json(data)
     except ValueError as error:

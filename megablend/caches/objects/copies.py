@@ -204,7 +204,8 @@ class Copies:
         self._verify(key, checksum(path), file)
 
     def _verify(self, key: str, found: str, file: StoredFile) -> None:
-        """Compare the checksum of an object with the committed one. Raises: CacheError."""
+        """Compare the checksum of an object with the committed one. Raises: CacheError if they
+        differ."""
         if found != file.blake2b:
             raise CacheError(
                 f"{self._prefix.location}/{key}: damaged (its BLAKE2b digest is {found}, but {file.blake2b} was committed); "

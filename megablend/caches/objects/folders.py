@@ -90,7 +90,8 @@ class Folders:
         return commit if commit is not None and commit.files else None
 
     def read_member(self, folder: str, name: str) -> bytes:
-        """Read a small file of a folder. Raises: FileNotFoundError; CacheError if it is damaged."""
+        """Read a small file of a folder. Raises: FileNotFoundError if it does not exist; CacheError
+        if it is damaged."""
         commit = self.read(folder)
         if commit is None or name not in commit.files:
             raise FileNotFoundError(f"{self._prefix.location}/{folder}/{name}")

@@ -91,7 +91,8 @@ def remove_old_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _open_lock(folder: Path, name: str) -> Iterator[int]:
-    """Yield a descriptor of a lock file, created if missing. Raises: CacheError."""
+    """Yield a descriptor of a lock file, which is created if it is missing. Raises: CacheError if
+    that fails."""
     path = folder / _LOCKS / name
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

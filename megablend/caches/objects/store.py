@@ -333,8 +333,8 @@ class ObjectCacheStore:
         )
 
     def _path(self, kind: str, name: str) -> Path:
-        """Return the path of a file in this node's copy, and create its folder. Raises:
-        CacheError."""
+        """Return the path of a file in this node's copy, and create its folder. Raises: CacheError
+        if the folder cannot be created."""
         path = self.folder / place_below(kind, name)
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from megablend.mirror.members.homes import Homes
 
 _MAX_ORDERS = 4096
 """The maximum number of pieces whose order of nodes is cached. A piece is requested in many parts,
-so its order is needed many times."""
+and each request needs its order."""
 
 
 class Placement:

@@ -276,7 +276,7 @@ class MirrorStorage(WrapperStorage):
         return find_connection(self._options, self._objects)
 
     def _open_all(self, paths: Sequence[str]) -> None:
-        """Determine which versions of files are read, by one request for all files. Raises:
+        """Determine which versions of files to read, with one request for all files. Raises:
         NodeLostError; the same errors as Storage.stat."""
         unknown = sorted({path for path in paths if path not in self._opened})
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
@@ -297,7 +297,8 @@ class MirrorStorage(WrapperStorage):
         self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
 
     def warn(self, error: BaseException) -> None:
-        """Log a warning that the source is read without the mirror, at most once a minute."""
+        """Log a warning that the source is read without the mirror. At most one warning a minute is
+        logged."""
         _LOG.warn(self.folder, f"reading the source without the mirror: {error}")
 
 

@@ -49,8 +49,8 @@ class Opener:
     lost_at: float = -math.inf
     """The monotonic time at which an attempt to connect last failed."""
     was_open: bool = False
-    """Whether this process has been connected before. If so, it continues without the mirror if no
-    node process can be started any longer."""
+    """Whether this process has been connected before. If so, it continues without the mirror if a
+    node process can no longer be started."""
 
     def open(self) -> socket.socket:
         """Connect to the node process within `options.patience` seconds, and exchange greetings.

@@ -57,7 +57,7 @@ _MOST_OF_ONE = 48
 """The maximum number of portions in memory for the clients of one machine, since they may stop
 reading."""
 _SLOW_SECONDS = 60.0
-"""Seconds that a client gets to read a portion, and for which a response waits for an unreachable
+"""Seconds that a client gets to read a portion. A response also waits this long for an unreachable
 node."""
 _BUSY_SECONDS = 5.0
 """Seconds that a client gets to read a portion while other responses wait for memory."""
