@@ -124,8 +124,8 @@ class OpenedFile:
     structure: str
     meta: dict[str, Any]
     group_digests: npt.NDArray[np.uint64] | None = None
-    """Digests of groups of the file's description, made by `build`, for readers that read only
-    parts of it (a large `.idx`); None if there is no such table."""
+    """Digests of groups of the file's description. `build` makes them if the description is large
+    (a long `.idx`), so that readers can check the parts that they read. None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,8 @@ class BlockReader(Protocol):
 
         Args:
             fetched: the bytes of all ranges that have been requested, in the same order.
-            tokens: whether `decode` will be called; otherwise `find_pieces` will.
+            tokens: whether `decode` will be called afterwards; if False, `find_pieces` will be
+                called.
 
         Returns: an empty sequence when nothing more is needed.
         Raises: CorruptFileError if a range is not in the file, or fetched bytes are inconsistent.
@@ -211,20 +212,21 @@ class BaseFormat(ABC):
     suffixes: Sequence[str]
     """The suffixes of file names that have this format, e.g. (".parquet",)."""
     documents_known: bool = True
-    """Whether `index` always counts documents exactly, even if not requested, at no cost."""
+    """Whether `index` always counts documents exactly, even if this is not requested, because it
+    costs nothing."""
     reader_block_bytes: int = 0
     """Approximate memory that a reader uses per block of its file."""
     kernel_modules: Sequence[str] = ()
-    """Modules below `megablend.kernels` whose compiled kernels decoding needs; they are loaded in
-    the background when a file is opened."""
+    """Modules in `megablend.kernels` with the compiled kernels that decoding needs. They are loaded
+    in the background when a file is opened."""
     has_row_groups: bool = False
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
     requests_in_turn: bool = False
-    """Whether each read of `index` depends on the result of the previous one. Over a network, more
-    of such files are then indexed at the same time."""
+    """Whether each read of `index` depends on the result of the previous one. If so, more files are
+    indexed at the same time over a network."""
     has_group_digests: bool = False
-    """Whether readers read only parts of a large description of a file; `build` stores digests of
-    its groups, by which they check these parts."""
+    """Whether readers read only parts of a file's description if it is large. `build` then stores
+    digests of groups of the description, with which readers check these parts."""
 
     def files(self, path: str) -> Sequence[str]:
         """Return all files that belong to `path`, the data file first: ["x.bin", "x.idx"] for the
@@ -245,8 +247,8 @@ class BaseFormat(ABC):
         return True
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
-        """Check the config's `format_options`. Raises: ValueError, which names the option, what was
-        found, and what was expected."""
+        """Check the config's `format_options`. Raises: ValueError if an option is invalid; the
+        message names the option, what was found, and what was expected."""
         if options:
             key = "`documents`" if "documents" in options else "format_options"
             raise ValueError(
@@ -273,9 +275,10 @@ class BaseFormat(ABC):
             read: how to read it; its options have passed `check_options`. With `count_documents`,
                 rows, ends and flags must be exact, even if that requires a scan of the data.
 
-        Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent);
-            UnsupportedFileError (encrypted, codec); ConfigError (no such column, or not of
-            integers: suggests the nearest, lists the columns).
+        Raises: MissingFileError; CorruptFileError if the file is truncated, empty or inconsistent;
+            UnsupportedFileError if it is encrypted or its codec is not supported; ConfigError if
+            there is no such column or it does not contain integers (the message suggests the
+            nearest name, and lists the columns).
         """
 
     @abstractmethod
@@ -371,7 +374,8 @@ def check_size(path: str, indexed: int, storage: Storage) -> int:
 
 
 def changed_error(path: str, error: ConfigError | DataError) -> ChangedFileError:
-    """Convert the error of reading an indexed file's structure to a ChangedFileError."""
+    """Return a ChangedFileError for an error that was raised while the structure of an indexed file
+    was read."""
     if isinstance(error, DataError):
         problem = error.problem
         offset = error.offset

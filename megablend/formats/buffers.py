@@ -28,7 +28,7 @@ def allocate_buffer(size: int) -> pa.Buffer:
 
 
 def memory_at(address: int, size: int) -> memoryview:
-    """Return bytes in memory as a view, uint8 [size]; the caller keeps the memory alive."""
+    """Return a view of bytes in memory, uint8 [size]. The caller must keep the memory alive."""
     return memoryview(pa.foreign_buffer(int(address), int(size))).cast("B")
 
 

@@ -112,7 +112,7 @@ def _find_unfit(problems: Mapping[str, str | None]) -> str | None:
 
 
 def _is_other(column: str) -> bool:
-    """Return whether a column, by its name, contains integers that are not tokens."""
+    """Return whether the name of a column shows that its integers are not tokens."""
     return _last_part(column) in OTHER_NAMES or _last_part(column).endswith("mask")
 
 

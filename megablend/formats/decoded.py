@@ -28,7 +28,8 @@ KINDS = {dtype: kind for kind, dtype in enumerate(DTYPES)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedBlocks(Sequence[DecodedBlock]):
-    """Several decoded blocks: both the arrays that kernels need and a sequence of DecodedBlock."""
+    """Several decoded blocks: a sequence of DecodedBlock that also has the arrays that kernels
+    need."""
 
     owners: list[Any]
     """For each block, the owner of its tokens' memory, an Arrow buffer or an array; or the
@@ -42,11 +43,12 @@ class DecodedBlocks(Sequence[DecodedBlock]):
     offsets: list[Int64s] | None
     """The `offsets` of each block; None if they were not requested."""
     extra: tuple[DecodedBlocks, ...] = ()
-    """For each extra column, its numbers as blocks whose tokens are integers with the same bits."""
+    """For each extra column, blocks that have its numbers in place of tokens, as integers with the
+    same bits."""
 
     @staticmethod
     def of(blocks: Sequence[DecodedBlock]) -> DecodedBlocks:
-        """Make a DecodedBlocks of single blocks, whose arrays must be contiguous."""
+        """Make a DecodedBlocks from single blocks, whose arrays must be contiguous."""
         if isinstance(blocks, DecodedBlocks):
             return blocks
         columns = zip(*(block.extra for block in blocks), strict=True)

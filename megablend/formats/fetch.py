@@ -31,8 +31,8 @@ Check: TypeAlias = Callable[[FetchedRanges], None]
 _POOLED_BYTES = 1 << 20
 """Requests of this size or more take their memory from Arrow's pool, which keeps freed memory:
 malloc returns it to the system, and new memory for every batch is slow on first access. Smaller
-requests do not: a call to the pool lets another thread run; and when other threads free many small
-buffers, the pool keeps more memory than a small `memory` allows."""
+requests do not use the pool: a call to it lets another thread run; and when other threads free many
+small buffers, the pool keeps more memory than a small `memory` allows."""
 _POOLED_BYTES_OF_CALLER = 1 << 15
 """The same limit for requests that a caller waits for: only one thread allocates and frees them."""
 BATCH_BYTES = 32 << 20
@@ -183,8 +183,8 @@ class JointReader(BlockReader, Protocol):
         Args:
             reads: reads whose readers are alike, with all bytes that they need.
 
-        Raises: see `decode`. The error may name any file: each read is then decoded by itself,
-            and only that error is reported.
+        Raises: see `decode`. The error may name the wrong file: each read is then decoded by
+            itself, and the error of that call is reported.
         """
         ...
 
@@ -303,8 +303,8 @@ def _place_ranges(
 
 
 def _separate(fetched: FetchedRanges, owners: Int64s) -> FetchedRanges:
-    """Copy ranges out of buffers that ranges of several owners share, so that a block that is kept
-    does not keep the bytes of others in memory."""
+    """Copy ranges out of buffers that contain ranges of several owners, so that keeping one block
+    does not keep the bytes of other blocks in memory."""
     if len(fetched.buffers) == len(owners):
         return fetched
     order = np.lexsort((owners, fetched.buffer_of))

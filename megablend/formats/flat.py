@@ -199,8 +199,8 @@ class _DividedReader:
 
 
 def _of_rows(blocks: Array) -> Array:
-    """Copy blocks for the reader of rows, with unknown document counts: those of the divided column
-    are not counts of rows."""
+    """Copy blocks for the reader of rows, and mark their document counts as unknown: they are the
+    counts of the divided column, not counts of rows."""
     rows: Array = blocks.copy()
     rows["rows"] = -1
     rows["ends"] = -1

@@ -1,4 +1,5 @@
-"""The common part of the formats of Arrow files and streams, in which a block is a record batch."""
+"""The code that the formats of Arrow files and Arrow streams share. In both, a block is a record
+batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Record batches of an Arrow file as blocks.
 
-A batch that has little other than the token column's buffers is fetched whole. For others, the
-message is fetched first: it contains the positions of the column's buffers.
+If a batch contains little besides the buffers of the token column, it is fetched whole. Otherwise,
+its message is fetched first, because the message contains the positions of the column's buffers.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ArrowReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Return first the ranges of batches that are fetched whole, and of the messages of other
-        batches; at the next call, the ranges of the column's buffers in the other batches. See
-        BlockReader.byte_ranges."""
+        """Return the ranges to fetch next. The first call returns the ranges of the batches that
+        are fetched whole, and those of the messages of the other batches. The second call returns
+        the ranges of the column's buffers in the other batches. See BlockReader.byte_ranges."""
         if not len(blocks) or len(fetched) > 1:
             return []
         places = self._find_places(blocks)
@@ -186,8 +186,8 @@ def _from_parts(parts: Mapping[int, Bytes], body: int) -> Fetch:
 
 
 def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
-    """See Format.list_ranges. For a batch that is not fetched whole, the range is only the first
-    byte of its message: where the column's buffers are is known only from the message."""
+    """See Format.list_ranges. For a batch that is not fetched whole, the range contains only the
+    first byte of its message, because only the message tells where the column's buffers are."""
     sizes = stops() - blocks["offset"]
     sizes = np.where(_are_whole(blocks, sizes), sizes, 1)
     return [_one_per_block(path, blocks["offset"], sizes)]
@@ -215,7 +215,8 @@ def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _parts_by_block(fetched: Sequence[FetchedRanges]) -> dict[int, dict[int, Bytes]]:
-    """Return the fetched parts of bodies, by index of the block and by offset in the file."""
+    """Return the fetched parts of each batch's body, as a dict from the index of the block to a
+    dict from the offset in the file to the bytes."""
     parts: dict[int, dict[int, Bytes]] = {}
     for fetch in fetched:
         assert fetch.ranges.owners is not None

@@ -57,8 +57,8 @@ class Buffers:
 
 
 def decompress(stored: Bytes, codec: str) -> Array:
-    """Decompress a buffer, which is stored as its decompressed size (int64; -1 if it is not
-    compressed) and its data.
+    """Decompress a buffer. It is stored as its decompressed size (int64; -1 if it is not
+    compressed), followed by its data.
 
     Returns: uint8 [size], read-only.
 

@@ -1,7 +1,7 @@
 """The positions of the token column's nodes and buffers in a record batch.
 
 A record batch lists one node (length, number of nulls) for each field and child field, and all
-their buffers, in the order of a walk through the schema that visits parents first.
+their buffers. The order is that of the schema, in which a parent comes before its children.
 
 Source: Arrow columnar format, "RecordBatch message", "Buffer listing".
 """

@@ -26,8 +26,8 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
-"""The body of the last batch is requested from its start if the needed part of the first batch ends
-within this number of bytes: the last batch may have fewer rows, so its offsets may begin
+"""If the needed part of the first batch ends within this number of bytes, the body of the last
+batch is requested from its start. The last batch may have fewer rows, so its offsets may begin
 earlier."""
 
 
@@ -94,8 +94,8 @@ def expect_ranges(
 def _expect_buffers(
     path: str, places: Array, column: Column, storage: Storage
 ) -> tuple[Int64s, Int64s]:
-    """Return the expected offsets in the file, and the sizes, of the buffers of all batches; both
-    are empty if the first message has not been requested yet."""
+    """Return the expected offsets in the file, and the expected sizes, of the buffers of all
+    batches. Both arrays are empty if the first message has not been requested yet."""
     first = places[0]
     if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
         # Reported when the batch is counted

@@ -34,7 +34,8 @@ class Documents:
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
-    """Find the rows' tokens among the column's values by validity bitmaps and list offsets.
+    """Find the tokens of each row among the column's values, from validity bitmaps and list
+    offsets.
 
     Null rows and rows of null structs have no tokens; null elements are not tokens.
     Raises: BatchError.

@@ -1,4 +1,5 @@
-"""Read flatbuffers, as far as Arrow's footers and messages require it; every offset is checked.
+"""A reader of flatbuffers that supports what Arrow's footers and messages need, and checks every
+offset.
 
 Source: FlatBuffers internals ("Tables", "Vectors"); Arrow's File.fbs, Message.fbs.
 """
@@ -16,7 +17,8 @@ class FlatbufferError(ValueError):
 
 
 class Table:
-    """A table, whose fields are read by their number; an absent field has its default."""
+    """A table. Its fields are read by their number; a field that is absent has its default
+    value."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data

@@ -25,13 +25,13 @@ _CODECS = {0: "lz4", 1: "zstd"}
 
 
 class BatchError(ValueError):
-    """Raised for a batch that contradicts itself or its schema; see `locating`."""
+    """Raised if the parts of a batch contradict each other or the schema; see `locating`."""
 
 
 @contextlib.contextmanager
 def locating(path: str, place: np.void) -> Iterator[None]:
-    """Convert a BatchError to a CorruptFileError with the file and the place of the batch, a record
-    of PLACE_DTYPE."""
+    """Convert a BatchError to a CorruptFileError that names the file and the place of the batch.
+    `place` is a record of PLACE_DTYPE."""
     try:
         yield
     except BatchError as error:

@@ -1,9 +1,9 @@
 """Read the messages of a stream, each of which gives only the position of the next.
 
 Each request for a message takes a round trip. If messages are large, that is faster than reading
-their bodies as well. If they are small, it is faster to request large portions of the file, each
-while the messages in the previous one are parsed, although indexing does not need all of their
-data.
+their bodies as well. If they are small, it is faster to request large portions of the file, and to
+parse the messages of one portion while the next one is fetched, although indexing does not need all
+of the data.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from megablend.storage.prefetched import stream_portions
 PORTION_BYTES = 4 << 20
 """Number of bytes that are requested at a time if messages are small."""
 SMALL_BYTES = 256 << 10
-"""A message and its body are small if they have fewer bytes than this, which takes about a round
-trip to transfer."""
+"""A message is small if it and its body together have fewer bytes than this. The transfer of so
+many bytes takes about as long as a round trip."""
 _EXPECTED_AFTER = 4
 """Number of small messages in a row after which more are expected."""
 
@@ -47,7 +47,7 @@ class LookAhead:
         """Offset at which the last requested portion ends."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read bytes from an offset on, which must not be lower than in the last call.
+        """Read `size` bytes from `offset` on. The offset must not be lower than in the last call.
         Raises: the same errors as Storage.read."""
         while self._portions is not None and offset >= self._stop:
             self._stop = min(self._size, self._begin + (next(self._portions) + 1) * PORTION_BYTES)

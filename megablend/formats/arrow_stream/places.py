@@ -1,4 +1,4 @@
-"""The positions of a stream's batches as the index stores them: as compact JSON."""
+"""Convert the positions of a stream's batches to compact JSON for the index, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megablend.formats.base import Array
 def pack_places(places: Array) -> dict[str, Any]:
     """Convert places, PLACE_DTYPE [num_batches], to a JSON object; see `unpack_places`.
 
-    Most batches immediately follow the previous batch, and have metadata of the same size and
+    Most batches begin where the previous batch ends, and most have metadata of the same size and
     bodies of the same size. If all later values of a list are equal to the second, only the first
     two values are stored.
     """
@@ -62,7 +62,7 @@ def _shorten(values: list[int]) -> list[int]:
 
 def _expand(values: list[int], count: int) -> Array:
     """Undo `_shorten`: return the `count` values that it was given (int64 [count]). Raises:
-    ValueError if `values` cannot stand for `count` values."""
+    ValueError if `_shorten` cannot have returned `values` for `count` values."""
     is_shortened = len(values) == 2 and count > 2
     if is_shortened:
         first, others = values

@@ -191,10 +191,12 @@ def describe_unused_bytes(bin_path: str, idx_path: str, used: int, bin_bytes: in
 def block_starts(sequences: Sequences, block_bytes: int) -> Array:
     """Split the sequences into contiguous blocks of about `block_bytes`.
 
-    A block contains the whole sequences that begin within one window of `block_bytes` of contiguous
-    sequences; if a pointer is not the end of the previous sequence, a new block begins.
+    Contiguous sequences are divided into windows of `block_bytes`; a block contains the sequences
+    that begin within one window, each as a whole. If a sequence does not begin where the previous
+    one ends, a new block begins.
 
-    Returns: int64 [num_blocks + 1], the first sequence of each block, and the number of sequences.
+    Returns: int64 [num_blocks + 1], the first sequence of each block, followed by the number of
+        sequences.
     """
     num_sequences = len(sequences.lengths)
     if not num_sequences:

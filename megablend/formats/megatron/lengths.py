@@ -111,8 +111,9 @@ class LengthReader:
         return data[start : start + 4 * count].view("<i4")
 
     def _check(self, begin: int, data: Bytes) -> None:
-        """Compare with their digests the groups that `data`, the bytes from `begin` on, contains
-        completely and that have not been checked yet. Raises: ChangedFileError."""
+        """Check the digests of the groups that `data` contains completely, except those that were
+        checked before. `data` has the bytes of the file from `begin` on. Raises:
+        ChangedFileError."""
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):

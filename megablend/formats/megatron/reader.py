@@ -183,7 +183,8 @@ class MegatronFormat(BaseFormat):
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
     def list_ranges(self, path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
-        """Return spans of the `.bin`, and their lengths in the `.idx`; see Format.list_ranges."""
+        """Return spans of the `.bin`, and the ranges of the `.idx` that contain their lengths; see
+        Format.list_ranges."""
         lengths = FileRanges(
             self.files(path)[1],
             HEADER_BYTES + 4 * blocks["first_row"],
