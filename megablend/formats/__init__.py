@@ -10,5 +10,5 @@ __all__ = ["FORMATS", "bound_caches", "find_format", "format_of", "get_format"]
 
 
 def bound_caches(max_bytes: int) -> None:
-    """Limit the caches that formats share in a process to `max_bytes`."""
+    """Limit the cache that all formats of a process share to `max_bytes`."""
     CACHE.resize(max_bytes)

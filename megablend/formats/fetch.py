@@ -288,8 +288,8 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
 def _place_ranges(
     ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]
 ) -> FetchedRanges:
-    """Locate ranges in the buffers that were read. `read` has each buffer, and the positions in it
-    at which runs begin."""
+    """Locate ranges in the buffers that were read. `read` has the buffers, each with the positions
+    at which runs begin in it."""
     offsets_in_runs = ranges.offsets - merged.starts[merged.runs]
     runs = merged.runs
     if ranges.owners is None:

@@ -53,8 +53,8 @@ def find_format(name: str) -> Format | None:
 
 
 def get_format(name: str) -> Format:
-    """Return the format with this name. Raises: ConfigError if there is none, listing the known
-    names; the errors of `find_format`."""
+    """Return the format with this name. Raises: ConfigError if there is none (the message lists the
+    known names); the errors of `find_format`."""
     found = find_format(name)
     if found is not None:
         return found
@@ -79,16 +79,16 @@ def list_suffixes() -> list[str]:
 
 def find_suffix(path: str, suffixes: Iterable[str]) -> str | None:
     """Return the first of `suffixes` with which a path ends, or None if it ends with none of them.
-    Callers with many paths pass the result of one call of `list_suffixes`, which looks for
-    installed packages each time."""
+    Callers with many paths should call `list_suffixes` only once, because it looks for installed
+    packages each time."""
     return next((suffix for suffix in suffixes if path.endswith(suffix)), None)
 
 
 def format_of(path: str, storage: Storage) -> Format:
-    """Detect the format of a path or glob pattern: by its suffix and, if several formats share
-    that, by its content; or as the prefix of a Megatron pair.
+    """Detect the format of a path or glob pattern: by its suffix and, if several formats share this
+    suffix, by its content; or as the prefix of a Megatron pair.
 
-    Raises: ConfigError if no format matches, listing the known suffixes; the errors of
+    Raises: ConfigError if no format matches (the message lists the known suffixes); the errors of
     `find_format` and `Format.recognizes`.
     """
     candidates = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())

@@ -72,7 +72,7 @@ def join_ranges(
 
     Args:
         offsets, sizes: int64 [n], in bytes of the file; offsets ascending.
-        loads: int64 [n], the load of each range. The load of a run is the sum of those of its
+        loads: int64 [n], the load of each range. The load of a run is the sum of the loads of its
             ranges.
         max_gap: maximum number of bytes between a range and the end of the earlier ranges of its
             run.

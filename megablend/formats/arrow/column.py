@@ -184,8 +184,8 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
 
 
 def _nested_remedy(element: Any) -> str:
-    """Return the remedy for lists whose elements are lists of integers, given the type of the
-    elements, or "" for elements of another type."""
+    """Return the remedy for a column of lists of lists of integers, or "" for other lists.
+    `element` is the type of the elements of the outer lists."""
     if not _list_kind(element):
         return ""
     while _list_kind(element):

@@ -37,7 +37,7 @@ class ArrowStreamFormat(BatchFormat):
         return storage.read(path, 0, min(4, storage.stat(path).size)) == CONTINUATION
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the record batches, message after message, and count their tokens; see
+        """Find the record batches by reading one message after another, and count their tokens; see
         Format.index."""
         stream = read_stream(path, storage.stat(path).size, storage)
         schema = read_schema(path, stream.schema_bytes)

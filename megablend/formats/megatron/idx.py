@@ -1,8 +1,7 @@
 """Parse and check a Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`.
 
     MMIDIDX\\0\\0 | version u64 = 1 | dtype code u8 | sequences u64 | documents + 1 u64
-    | lengths int32 | pointers int64 | document boundaries int64 | modes int8, in multimodal files
-    only
+    | lengths int32 | pointers int64 | document boundaries int64 | modes int8 (if multimodal)
 
 Source: megatron.core.datasets.indexed_dataset, _IndexWriter and _IndexReader.
 """

@@ -39,8 +39,9 @@ def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: in
     Args:
         blocks: BLOCK_DTYPE [n], whose `tokens` are known.
         first: int64 [n], position in the file of each block's first token.
-        starts: int64 [m], positions in the file, ascending and without 0, at which documents begin:
-            at least the positions in the blocks, and the one after them if a document begins there.
+        starts: int64 [m], positions in the file at which documents begin, ascending and without 0.
+            It must contain all that are in the blocks, and the position after the blocks if a
+            document begins there.
         num_tokens: number of tokens of the file.
     """
     stops = first + blocks["tokens"]

@@ -1,8 +1,8 @@
 """Raw files, which contain only token ids after an optional header. A block is a range of tokens of
 about `block_bytes` bytes.
 
-If a token separates documents, the file is read once when it is indexed, to find them; otherwise it
-is one document. Large files are indexed in parts: a chunk is the smallest part.
+If a token separates documents, the file is read once when it is indexed, to find them; otherwise
+the file is one document. Large files are indexed in parts: a chunk is the smallest part.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> rang
     num_chunks = -(-layout.num_tokens // chunk_tokens)
 
     def first_chunk_from(byte: int) -> int:
-        """Return the first chunk that begins at or after a byte; adjacent spans share no chunk."""
+        """Return the first chunk that begins at or after a byte, so that adjacent spans share no
+        chunk."""
         if byte <= 0:
             return 0
         chunk = -(-(byte - layout.header_bytes) // chunk_bytes)

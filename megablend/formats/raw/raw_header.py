@@ -4,8 +4,8 @@ config.
 Known headers (all integers little-endian):
 
     .npy           93 NUMPY, version, length, a Python dict as text: descr, fortran_order, shape
-    llm.c          256 int32: magic, version, number of tokens; also by modded-nanogpt lit-gpt
-    LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64): packed datasets
+    llm.c          256 int32: magic, version, number of tokens; also by modded-nanogpt
+    lit-gpt        LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64)
 
 Nothing in a header is evaluated: an `.npy` header is matched as text, and every count is checked
 against the file's size.
@@ -86,8 +86,8 @@ class _Header(NamedTuple):
 def read_layout(
     path: str, size: int, options: RawOptions, storage: Storage
 ) -> tuple[Layout, bytes]:
-    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of the header,
-    as far as they were read.
+    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of the header
+    (if it is long, only its beginning).
 
     Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle
         of a token; UnsupportedFileError for a header of another dtype, version or shape;
@@ -133,8 +133,8 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
     or a header's reserved bits.
 
     Args:
-        header_bytes: the option with this name, or None. If it makes tokens begin after an `.npy`
-            header, there is no contradiction.
+        header_bytes: the option with this name, or None. If it is the size of the file's `.npy`
+            header, the tokens follow the header, and the file is not reported as an `.npy` file.
 
     Raises: see Storage.read.
     """

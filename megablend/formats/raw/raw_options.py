@@ -46,8 +46,8 @@ class RawOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
-    """Parse the options of a source. Raises: ValueError, which names the option, what was found,
-    and what was expected."""
+    """Parse the options of a source. Raises: ValueError if an option is invalid; the message names
+    the option, what was found, and what was expected."""
     for name, value in options.items():
         _check_value(name, value)
     parsed = RawOptions(**options)

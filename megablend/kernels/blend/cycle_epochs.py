@@ -1,5 +1,5 @@
 """The epochs of a source in a cycle: the epoch that a position belongs to, and the ordinals of
-epochs that begin and end there.
+epochs that begin and end in the cycle.
 
 An epoch within a single cycle is a period by itself (megablend.kernels.blend.periods), and needs
 only the counts at the cycle's edges. For each leaf, the counts of the most recently used cycle are

@@ -1,5 +1,5 @@
-"""Count the ordinals of a period that each lane gets: prefix sums over residues, in closed form,
-and their inverse by bisection.
+"""Count the ordinals of a period that each lane gets, by prefix sums over residues in closed form,
+and find the residue of an ordinal by bisection.
 
 A period's ordinals are dealt to the lanes in runs of neighbours, by residue; a lane walks its run
 cycle by cycle. Cycles are counted from the period's first one. See megablend.kernels.blend.periods.
@@ -14,9 +14,9 @@ from megablend.kernels.blend.periods import ALL, BEGIN, DEALT_STOP, END, FIRST_D
 
 @device
 def epoch_edges(period: Int64s, local_cycle: int) -> tuple[int, int]:
-    """Return which of the ordinals dealt in cycle number `local_cycle` of the period belong to the
-    period's epoch, as a range [lowest, highest). `highest` is ALL if the epoch does not end in this
-    cycle."""
+    """Return the range [lowest, highest) of the ordinals of the period's epoch among all ordinals
+    that are dealt in cycle number `local_cycle` of the period. `highest` is ALL if the epoch does
+    not end in this cycle."""
     lowest = int(period[FIRST_DEALT]) if local_cycle == 0 else 0
     highest = (
         int(period[DEALT_STOP]) if local_cycle == int(period[END] - period[BEGIN]) - 1 else ALL

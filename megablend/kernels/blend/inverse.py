@@ -181,8 +181,8 @@ def _is_mixed(period: Int64s, parts: Int64s, lanes: int, local_cycle: int) -> bo
 def _lane_dealt(
     period: Int64s, parts: Int64s, lanes: int, local_cycle: int, residue: int
 ) -> tuple[int, int, int]:
-    """Return which of the ordinals dealt in cycle number `local_cycle` of the period go to a
-    residue, as a range [low, high), and the turn of `low`."""
+    """Return the range [low, high) of the ordinals that go to a residue, among all ordinals that
+    are dealt in cycle number `local_cycle` of the period; and the turn of `low`."""
     left_turn, left_residue, right_turn, right_residue = parts[local_cycle]
     before, mine, first = count_dealt(left_turn, left_residue, right_turn, right_residue, residue)
     lowest, highest = epoch_edges(period, local_cycle)

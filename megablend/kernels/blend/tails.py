@@ -1,5 +1,5 @@
-"""The remaining samples of a stage that is ended early, at the end of a cycle. Of each source, one
-period may be cut there: what remains are the tails of the lanes' runs in this period.
+"""The remaining samples of a stage that is ended early, at the end of a cycle. At most one period
+of each source is cut there; the tails of the lanes' runs in this period remain.
 
 If lanes are ordered by residue, the ordinals in their tails ascend. An ordinal is found by prefix
 sums over residues and a bisection.
@@ -103,7 +103,7 @@ def count_tails(
     counts: Int64s,
     left: Int64s,
 ) -> None:
-    """Count the ordinals in the tails of leaves that are below given ordinals.
+    """For each of several ordinals, count the smaller ordinals in the tails of its leaf.
 
     Args:
         ranks: int64 [n], the leaf of each ordinal.

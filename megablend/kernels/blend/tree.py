@@ -1,5 +1,5 @@
-"""The tree that gives each source's number of samples among a stage's first n: exactly, for any n,
-in O(depth).
+"""A tree that counts how many of the first n samples of a stage belong to each source: exactly, for
+any n, in O(depth).
 
 The sources' totals are put in a Huffman tree. A node divides its first n samples between its two
 children: the heavier child gets floor(n * N_heavy / N_node + 1/2) of them, the lighter child the

@@ -1,22 +1,23 @@
 """Megatron's greedy blend, bit for bit: each step takes the dataset that is furthest behind its
 weight.
 
-At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c, in IEEE
-doubles without a fused multiply-add; the dataset with the greatest error wins, the first among
-equals, and its count is incremented. A dataset whose count reaches its cap is excluded: this gives
-the exhaustive blend.
+At step t (1 at the first two steps), a dataset with weight w and count c has the error w * t - c,
+in IEEE doubles without a fused multiply-add; the dataset with the greatest error wins, the first
+among equals, and its count is incremented. A dataset whose count reaches its cap is excluded: this
+gives the exhaustive blend.
 
 `fill_by_scan` computes the error of every dataset at every step. `fill` computes only a few errors:
 
 - Datasets of one weight and cap are a group and take turns, in order. Group g has weights[g],
   caps[g] and its members, ascending, from firsts[g] to firsts[g + 1]; its state is turns[g], the
   member whose turn it is, and counts[g], that member's count (the members before it have one more).
-- Until it is drawn a group's error never falls as t rises, not even in doubles, since rounding is
-  monotone: a group that is below some level at the end of a window can be left out of the whole
+- Until a group is drawn, its error never falls as t rises, not even in doubles, since rounding is
+  monotone: a group that is below a level at the end of a window can be left out of the whole
   window, as long as the winners reach the level. A winner below the level is not used: the window
-  ends there, and the next level is lower. A window of OUTER steps leaves out most groups, each
-  window of INNER steps within it most of the rest, and so does each of SHORT steps within that. The
-  levels affect the speed, never the result; they follow the lowest winner of the previous window.
+  ends there, and the next level is lower. A window of OUTER steps leaves out most groups. Within
+  it, each window of INNER steps leaves out most of the rest, and each window of SHORT steps most of
+  those that are then left. The levels affect the speed, never the result; they follow the lowest
+  winner of the previous window.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Sample k begins at token k * length. Its row is (document, token in the document), where the
 document is the first one, in the order of the document index, that reaches token k * length +
-extra: at a document's end that is this document and its full length, not the next one and 0.
+extra: at a document's end, the row has this document and its full length, not the next document and
+0.
 """
 
 from __future__ import annotations

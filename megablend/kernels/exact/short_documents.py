@@ -1,9 +1,9 @@
 """Find where samples begin in documents much shorter than a sample: the result of
 megablend.kernels.exact.sample_index.cut, faster.
 
-A sample begins in one of dozens of documents, so predicting that none begins is nearly always right
-and cheaper than computing it. The remaining time is spent waiting for the lengths, which are
-scattered in memory: they may be stored in one byte each if most of them fit.
+Only one of dozens of documents contains the start of a sample, so predicting that none begins is
+nearly always right and cheaper than computing it. The remaining time is spent waiting for the
+lengths, which are scattered in memory: they may be stored in one byte each if most of them fit.
 """
 
 from __future__ import annotations

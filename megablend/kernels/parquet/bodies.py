@@ -25,8 +25,8 @@ def expand_zstd(
 ) -> int:
     """Decompress zstd frames with libzstd. `zstd_decompress` must not be None.
 
-    Returns: the index of the first frame that is damaged or does not have its size; -1 if there is
-        none.
+    Returns: the index of the first frame that is damaged, or whose decompressed size is not the
+        expected one; -1 if there is none.
 
     Args:
         context: address of a ZSTD_DCtx that no other thread uses.

@@ -105,10 +105,10 @@ def fill_blocks(
 @device
 def _documents(page: np.void, carried: int, closes: bool) -> tuple[int, int]:
     """Count the documents with tokens that end in a page. Returns their number, and the number of
-    tokens, so far, of the page's last row.
+    tokens that the page's last row has so far.
 
     Args:
-        carried: number of tokens in earlier pages of the row that the page continues.
+        carried: number of tokens that the row which the page continues has in earlier pages.
         closes: whether the page's last row ends in it.
     """
     continued_tokens = carried + page["head"]

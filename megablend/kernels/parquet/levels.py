@@ -220,7 +220,7 @@ def _count_tokens(
     count: int,
 ) -> int:
     """Count the tokens among the levels of a run, from level `i` up to level `count`. If a level is
-    above `max_def`, return its negative instead."""
+    above `max_def`, return minus this level instead."""
     if not packed:
         return -definition if definition > max_def else (count - i) * (definition == max_def)
     tokens = 0

@@ -20,7 +20,7 @@ def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
     """Decode a block. Returns its decoded size, or -1 if it is damaged or larger than `room`.
 
     A block is a list of sequences. Each has a token (a byte with two lengths), literals, and a
-    match: the distance of earlier output that is copied.
+    match: the distance back to the earlier output that is copied.
 
     Args:
         address, size: address of the block in memory, and its size in bytes.

@@ -86,9 +86,9 @@ def count_indexed_pages(
 def _count_page(
     j: int, rows: Int64s, nulls: Int64s, levels: Int64s, max_rep: int, slot_def: int
 ) -> tuple[int, int, int]:
-    """Count page j: return its numbers of tokens, of rows with tokens, and of null elements. The
-    number of tokens is negative if the counts in the page index contradict each other. Arguments:
-    see `count_indexed_pages`."""
+    """Count page j: return the number of its tokens, of its rows with tokens, and of its null
+    elements. The number of tokens is negative if the counts in the page index contradict each
+    other. Arguments: see `count_indexed_pages`."""
     max_def = len(levels) - 1
     tokens = rows[j]
     if not max_rep:

@@ -304,8 +304,8 @@ def _parse_counts(
 def _parse_integers(
     data: Pointer, position: int, end: int, kind: int, count: int, out: Int64s
 ) -> int:
-    """Parse the elements of a list into `out`, column by column, if their number is that of `out`;
-    otherwise skip them. Returns the position after them."""
+    """Parse the elements of a list into `out`, column by column, if `out` has the same number of
+    elements; otherwise skip them. Returns the position after them."""
     height, width = out.shape
     if count != height * width:
         for _ in range(count):

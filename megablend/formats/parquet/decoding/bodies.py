@@ -120,8 +120,9 @@ def decompress_pages(
     with source.error_context(0, "the page") as location:
 
         def decompress_together(codec: int, parts: Int64s) -> Int64s:
-            """Decompress parts, given by their indices, in one call. Returns the parts that are
-            left: all if one of them is damaged, or if there is no such function for the codec."""
+            """Decompress parts, given by their indices, in one call. Returns the parts that still
+            have to be decompressed: all if one of them is damaged, or if no function decompresses
+            many at once by this codec."""
             if codec == UNCOMPRESSED:
                 is_wrong: npt.NDArray[np.bool_] = sizes[parts] != lengths[parts]
                 return parts[is_wrong]
@@ -160,8 +161,8 @@ def decompress_pages(
 
 
 def check_checksums(source: FileBytes, headers: Headers, addresses: Int64s) -> None:
-    """Verify the checksums of bodies, at `addresses` int64 [n] in memory, whose headers have one.
-    Raises: CorruptFileError."""
+    """Verify the checksums of the bodies whose headers have one. addresses: int64 [n], address of
+    each body in memory. Raises: CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()
     if not with_crc:
         return

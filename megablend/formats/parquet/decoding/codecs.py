@@ -61,8 +61,8 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
 
 
 def max_decompressed_size(codec: int, size: Size) -> Size:
-    """Return the maximum decompressed size of `size` compressed bytes. A larger size in a header is
-    wrong, and must not allocate memory."""
+    """Return the maximum decompressed size of `size` compressed bytes. If a header states a larger
+    size, it is wrong, and no memory may be allocated for it."""
     _, max_ratio = CODECS[codec]
     return size * max_ratio + SLACK_BYTES
 
@@ -116,7 +116,7 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
-    """Decompress blocks, each of which follows two big-endian sizes (decompressed, stored); early
+    """Decompress blocks, each preceded by two big-endian sizes (decompressed, stored). Early
     writers omitted the sizes."""
     blocks = []
     position = 0

@@ -68,8 +68,8 @@ class DictionaryCache:
                     self._loading.pop(key, None)
 
     def _find(self, key: Key) -> Array | None:
-        """Return the array under `key`, which counts as a use, or None if it is not cached. The
-        caller holds the lock."""
+        """Return the array under `key`, and mark it as used; return None if it is not cached. The
+        caller must hold the lock."""
         cached = self._arrays.get(key)
         if cached is not None:
             self._arrays.move_to_end(key)
@@ -89,7 +89,7 @@ class DictionaryCache:
 
     def _shrink(self) -> None:
         """Evict the least recently used arrays until the others are within the limit. The caller
-        holds the lock."""
+        must hold the lock."""
         while self._bytes > self._max_bytes and len(self._arrays) > 1:
             _, evicted = self._arrays.popitem(last=False)
             self._bytes -= evicted.nbytes

@@ -159,8 +159,8 @@ def dictionaries_before(source: FileBytes, starts: Int64s, firsts: Int64s) -> In
 
 
 def dictionaries_among(headers: Headers, first_page: Int64s) -> Int64s:
-    """Find the first dictionary page among the pages of each chunk. The result has the form of that
-    of `dictionaries_before`.
+    """Find the first dictionary page among the pages of each chunk. The result has the same form as
+    that of `dictionaries_before`.
 
     Args:
         headers: HEADER_DTYPE [num_pages].
@@ -235,7 +235,7 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
 
 
 def _ahead_bytes(source: FileBytes, chunk: np.void, offset: int, limit: int) -> int:
-    """Return how many bytes to read at once, from a page of a chunk at `offset` on."""
+    """Return how many bytes to read at once, beginning with the page at `offset` of a chunk."""
     stop = limit
     # Only whole chunks were announced, so reading beyond this one would need a request
     chunk_stop = int(chunk["start"] + chunk["stored_bytes"])

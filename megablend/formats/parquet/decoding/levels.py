@@ -80,8 +80,8 @@ def levels_of(
 
 
 def check_levels(level: np.void, column: Column) -> None:
-    """Raise MalformedError if decoding the levels of a page, a record of LEVELS_DTYPE, found a
-    problem."""
+    """Raise MalformedError if a problem was found when the levels of a page were decoded. level: a
+    record of LEVELS_DTYPE."""
     problem = level["problem"]
     detail = int(level["detail"])
     if problem == NONE:

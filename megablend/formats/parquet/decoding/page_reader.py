@@ -153,8 +153,8 @@ class ParquetReader:
         """Decode pages of files whose readers are alike; errors name the file of this reader.
 
         Args:
-            reads: reads whose blocks are in the order of the file, and their bytes as `byte_ranges`
-                requested them: those of the pages, then those of dictionaries.
+            reads: reads whose blocks are in file order. Their bytes are in the order in which
+                `byte_ranges` requested them: first those of pages, then those of dictionaries.
 
         Raises: CorruptFileError, UnsupportedFileError.
         """
@@ -196,8 +196,8 @@ class ParquetReader:
         return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, block_offsets)
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
-        """Check that headers are those of data pages, with the sizes and encodings in the index.
-        Raises: CorruptFileError, UnsupportedFileError."""
+        """Check that headers belong to data pages, and state the sizes and encodings that are in
+        the index. Raises: CorruptFileError, UnsupportedFileError."""
         for i in ((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
@@ -213,8 +213,8 @@ class ParquetReader:
                 _check_body(int(headers["stored_bytes"][i]), int(body_bytes[i]))
 
     def _check_encodings(self, headers: Headers, blocks: Array) -> None:
-        """Check that values have the encodings in the index; the two dictionary encodings count as
-        the same. Raises: CorruptFileError."""
+        """Check that values have the encodings that are in the index; the two dictionary encodings
+        count as the same. Raises: CorruptFileError."""
         found = headers["encoding"]
         expected = blocks["encoding"]
         if not (found != expected).any():

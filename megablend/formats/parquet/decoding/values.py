@@ -1,8 +1,8 @@
 """Decode the values of pages to tokens: a table selects the decoder of a page, and one kernel
 contains all decoders.
 
-PLAIN values stay in the decompressed buffer; others are decoded into new memory. Indexing refuses
-pages with an encoding that is not in the table, which lists all that Parquet allows for numbers.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. The table lists
+all encodings that Parquet allows for numbers; indexing refuses pages with any other encoding.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Encoded(NamedTuple):
     encodings: Int64s
     """Encoding of each page's values: int64 [n]."""
     dictionaries: list[Array | None]
-    """The dictionary of each page, int32 or int64 [num_entries]; None if it needs none, or its
-    chunk has none."""
+    """The dictionary of each page, int32 or int64 [num_entries]; None if the page needs none, or
+    its chunk has none."""
 
 
 def tokens_of(

@@ -106,8 +106,9 @@ def locate_from_page_index(
 def _scan_uncertain(
     search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
 ) -> int:
-    """Count, by their levels, the pages whose documents the page index does not determine. Returns
-    the number of bytes that were read. Raises: CorruptFileError, UnsupportedFileError."""
+    """Decode the levels of pages whose documents cannot be counted from the page index, and count
+    the documents. Returns the number of bytes that were read. Raises: CorruptFileError,
+    UnsupportedFileError."""
     uncertain = np.flatnonzero(pages["scan"])
     first_page = np.searchsorted(uncertain, places.first_page)
     recounted = pages[uncertain]

@@ -52,7 +52,7 @@ class ChunkPages:
     scanned_bytes: int
     """Number of bytes of pages that were read for counting."""
     note: str | None = None
-    """A warning about wrong metadata of chunks, which was not needed."""
+    """A warning about chunks whose metadata is wrong, but was not needed."""
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:

@@ -111,9 +111,9 @@ def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
-    """Return the warning about wrong page indexes, or None if there are none. ClickHouse 26 writes
-    wrong level histograms if a dictionary overflows, Arrow C++ 19 to 25 for long rows; ClickHouse
-    up to 25.6 writes wrong first rows of pages."""
+    """Return the warning about wrong page indexes, or None if none is wrong. ClickHouse 26 writes
+    wrong level histograms if a dictionary overflows, and Arrow C++ 19 to 25 if rows are long;
+    ClickHouse up to 25.6 writes wrong first rows of pages."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))

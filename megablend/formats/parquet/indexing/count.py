@@ -77,7 +77,8 @@ def count_from_page_index(
     *,
     documents: bool,
 ) -> tuple[Pages, int]:
-    """Locate and count the pages of chunks with `has_token_counts` by their page indexes.
+    """Locate and count the pages of chunks by their page indexes. `has_token_counts` must be true
+    for each of these chunks.
 
     Args:
         encodings: int64 [num_chunks], encoding of the pages of each chunk.
@@ -129,9 +130,10 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
 def find_miscounted(
     places: OffsetIndexes, counts: ColumnIndexes, chunks: Chunks, column: Column
 ) -> npt.NDArray[np.bool_]:
-    """Return whether the page indexes of chunks are wrong: bool [num_chunks]. They are if the rows
-    of their pages are unknown, or if their level histograms disagree with num_values in the
-    metadata or, where they may still be wrong, with the numbers of nulls."""
+    """Return whether the page indexes of chunks are wrong: bool [num_chunks]. A page index is wrong
+    if the rows of its pages are unknown, or if its level histograms disagree with num_values in the
+    metadata. Histograms that may be wrong nevertheless must also agree with the numbers of
+    nulls."""
     first_page = places.first_page
     levels = counts.levels.sum(axis=0)
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
@@ -154,7 +156,7 @@ def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bo
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
     """Convert pages to blocks. Each page must have rows or tokens. If the number of rows of one
-    page is unknown, so is that of all blocks.
+    page is unknown, the numbers of rows of all blocks are unknown.
 
     Args:
         first_page: int64 [num_chunks + 1], number of each chunk's first page, which begins with a

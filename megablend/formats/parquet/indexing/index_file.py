@@ -46,8 +46,8 @@ def index_file(
 ) -> FileIndex:
     """Find and count the pages of a file's column.
 
-    If documents need not be counted, and tokens are known without reading levels, but rows are not,
-    rows and ends of blocks are -1.
+    Rows and ends of blocks are -1 if documents need not be counted, and if the tokens are known
+    without reading levels, but the rows are not.
 
     Args:
         span: bytes [start, stop): only chunks that begin within it are indexed; None for all.

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Physical(IntEnum):
-    """The type as which a value is stored."""
+    """The physical type of a stored value."""
 
     BOOLEAN = 0
     INT32 = 1

@@ -49,7 +49,7 @@ class OffsetIndexes:
     index contradicts the chunk's number of rows."""
 
     def of(self, chosen: Bools) -> OffsetIndexes:
-        """Select the pages of chosen chunks, bool [num_chunks]."""
+        """Return the positions of the pages of some chunks only. chosen: bool [num_chunks]."""
         if chosen.all():
             return self
         counts = np.diff(self.first_page)
@@ -73,8 +73,8 @@ class ColumnIndexes:
     """Number of levels in each page by definition level: int64 [max_def + 1, num_pages]."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
-        """Select the pages of chosen chunks, bool [num_chunks], given `first_page` of all
-        chunks."""
+        """Return the counts of the pages of some chunks only. chosen: bool [num_chunks].
+        first_page: as in OffsetIndexes, of all chunks."""
         if chosen.all():
             return self
         pages = np.repeat(chosen, np.diff(first_page))

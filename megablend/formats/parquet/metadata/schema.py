@@ -192,7 +192,8 @@ def find_column(
 
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
-    """Return why a column cannot contain tokens (with `numbers`: numbers), or None if it can."""
+    """Return why a column cannot contain tokens (or numbers, if `numbers` is true), or None if it
+    can."""
     is_uint64 = column.kind == "uint64"
     if column.nesting == LIST_OF_LISTS and (is_uint64 or column.dtype in TOKEN_DTYPES):
         uint64_remedy = f" of uint64; {UINT64_REMEDY}" if is_uint64 else ""
@@ -260,8 +261,8 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
-    """Return the numpy name of the type of a column's values ("" if they are not supported
-    numbers), and the name of its type for messages."""
+    """Return the numpy name of the dtype of a column's values ("" if they are not supported
+    numbers), and the name of their type for messages."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
         if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):

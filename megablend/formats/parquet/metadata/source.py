@@ -88,7 +88,7 @@ class FileBytes:
         return pa.py_buffer(out), begins
 
     def read_coalesced(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
-        """Read ranges as `read_ranges` does, but adjacent ranges together.
+        """Read ranges as `read_ranges` does, but read adjacent ranges together.
 
         Returns: bytes, uint8, and the position in them at which each range begins, int64 [n].
         """
@@ -131,9 +131,9 @@ class FileBytes:
     def error_context_of_items(
         self, offsets: Int64s, row_groups: Int64s, what: str
     ) -> Iterator[None]:
-        """Convert errors as `error_context` does, if items of many row groups are processed
-        together: the error's `item` is an index into `offsets` and `row_groups`, arrays of
-        int64 [n]."""
+        """Convert errors as `error_context` does, for items of many row groups that are processed
+        together. The error's `item` is an index into `offsets` and `row_groups`, arrays of int64
+        [n]."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

@@ -1,8 +1,9 @@
 """Thrift's compact protocol, as far as Parquet's metadata needs it.
 
 A struct is read into a `Struct`: field id -> value, without a schema. The caller requests each
-field by its id, name and type, so that a wrong or missing field is an error that names it. Nothing
-is trusted: every length is compared with the bytes that are left in the buffer before it is used.
+field by its id, name and type, so that a wrong or missing field causes an error that names this
+field. Nothing is trusted: every length is compared with the bytes that are left in the buffer
+before it is used.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -158,7 +159,7 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 class Structs(Sequence[Struct]):
     """A list of structs, each of which is parsed only when it is accessed. A footer may list
-    thousands of columns, of which one is needed."""
+    thousands of columns, and only one of them is needed."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -300,8 +301,8 @@ class _Reader:
         return None
 
     def check_room(self, size: int) -> None:
-        """Check that the buffer has at least `size` more bytes: each of `size` declared elements
-        takes at least one byte. Raises: TruncatedError."""
+        """Check that the buffer has at least `size` more bytes. `size` is the declared number of
+        elements, each of which takes at least one byte. Raises: TruncatedError."""
         if size > len(self.data) - self.position:
             raise TruncatedError(
                 f"{size} elements are declared, but only {len(self.data) - self.position} bytes are left"
