@@ -85,7 +85,7 @@ def decompress(stored: Bytes, codec: str) -> Array:
 
 def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
     """Return the decompressed size of a compressed buffer, given its first 8 bytes and its stored
-    size. Raises: BatchError."""
+    size. Raises: BatchError if the buffer is too short, or the size is invalid."""
     if not stored_bytes:
         return 0
     if stored_bytes < 8:

@@ -38,7 +38,7 @@ def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
     offsets.
 
     Null rows and rows of null structs have no tokens; null elements are not tokens.
-    Raises: BatchError.
+    Raises: BatchError if lengths, offsets or numbers of nulls are inconsistent.
     """
     *parents, values = column.levels
     _check_values(batch, column, buffers)
@@ -62,7 +62,8 @@ def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
 
 
 def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
-    """Decode the tokens and documents of a batch. Raises: BatchError."""
+    """Decode the tokens and documents of a batch. Raises: BatchError if the batch is
+    inconsistent."""
     data = buffers.read(first_buffer(batch, column.levels[-1]) + 1)
     documents = find_documents(batch, column, buffers)
     first = documents.first
@@ -98,7 +99,7 @@ def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
 
 def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[np.int64]:
     """Return the bounds of the rows among the values, int64 [rows + 1]: row i has the values
-    bounds[i] to bounds[i+1]. Raises: BatchError."""
+    bounds[i] to bounds[i+1]. Raises: BatchError if the list offsets are invalid or incomplete."""
     if column.kind in ("flat", "fixed_size_list"):
         return np.arange(batch.rows + 1, dtype=np.int64) * max(column.width, 1)
     width = 4 if column.kind == "list" else 8
@@ -118,7 +119,7 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
 
 def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
     """Return whether each item of a level is valid (not null), bool [length], or None if all are.
-    Raises: BatchError."""
+    Raises: BatchError if the bitmap is too short, or does not have the stated number of nulls."""
     length, nulls = (int(value) for value in batch.nodes[level.node])
     if not nulls:
         return None

@@ -56,7 +56,8 @@ class Batch:
 
 
 def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
-    """Parse a message, and compare it with the schema. Raises: BatchError."""
+    """Parse a message, and compare it with the schema. Raises: BatchError if it is invalid or does
+    not match."""
     prefix = 8 if metadata[:4] == b"\xff\xff\xff\xff" else 4
     try:
         message = Table.root(metadata, prefix)

@@ -37,7 +37,7 @@ def count_indexed_pages(
 
     If a page has null elements, `scan` is set, since the counts do not determine whether the null
     elements fill whole rows: such rows are documents without tokens. If documents are not needed,
-    the rows of the pages of such a chunk are -1.
+    the rows of all pages in the chunk of such a page are -1.
 
     Args:
         first_page: int64 [n + 1], number of each chunk's first page.

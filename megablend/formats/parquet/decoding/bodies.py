@@ -58,7 +58,7 @@ def bodies_of(
         codecs: [n], CompressionCodec of each page's chunk.
         addresses: int64 [n], address in memory of each body.
 
-    Raises: CorruptFileError, UnsupportedFileError.
+    Raises: CorruptFileError if a body is damaged; UnsupportedFileError if a codec is not supported.
     """
     body_sizes = headers["stored_bytes"]
     check_checksums(source, headers, addresses)
@@ -113,7 +113,7 @@ def decompress_pages(
 
     Returns: the buffers, None for a part that is not compressed; and the addresses of the
         decompressed bytes, int64 [n].
-    Raises: CorruptFileError, UnsupportedFileError.
+    Raises: CorruptFileError if a part is damaged; UnsupportedFileError if a codec is not supported.
     """
     owners: list[pa.Buffer | None] = [None] * len(offsets)
     decompressed = addresses.copy()
@@ -174,7 +174,7 @@ def check_checksums(source: FileBytes, headers: Headers, addresses: Int64s) -> N
 
 def check_crc(crc: int, body: memoryview) -> None:
     """Compare a body's checksum with `crc`, the signed number in the page's header. Raises:
-    MalformedError."""
+    MalformedError if they differ."""
     computed = zlib.crc32(body)
     expected = crc & 0xFFFF_FFFF
     if computed != expected:

@@ -39,7 +39,8 @@ SLACK_BYTES = 1 << 12
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     """Decompress `data` by the codec with this number, to exactly `size` bytes. Raises:
-    MalformedError, UnsupportedError (a codec that is not in CODECS)."""
+    MalformedError if the data is damaged or has another size; UnsupportedError if the codec is not
+    in CODECS."""
     if codec not in CODECS:
         raise UnsupportedError(unsupported_codec_message(codec))
     function, _ = CODECS[codec]

@@ -95,7 +95,8 @@ def tokens_of(
 
     Returns: for each page the owner of the memory of its tokens, which has no bytes of other pages;
         and the addresses of its tokens, int64 [n].
-    Raises: CorruptFileError, UnsupportedFileError.
+    Raises: CorruptFileError if values are damaged; UnsupportedFileError if an encoding is not
+        supported.
     """
     stored = STORED[physical]
     if dtype.itemsize == stored.itemsize:
@@ -172,7 +173,7 @@ def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
 
 def plain_values(data: Buffer, count: int, physical: int) -> Array:
     """Return `count` PLAIN values at the start of `data` as a view, int32 or int64 [count].
-    Raises: MalformedError."""
+    Raises: MalformedError if `data` is too short."""
     stored = STORED[physical]
     if count * stored.itemsize > len(data):
         raise MalformedError(
@@ -183,7 +184,8 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
 
 
 def choose_decoders(source: FileBytes, offsets: Int64s, encodings: Int64s, physical: int) -> Int64s:
-    """Return the decoder of each page's values: int64 [n]. Raises: UnsupportedFileError."""
+    """Return the decoder of each page's values: int64 [n]. Raises: UnsupportedFileError if an
+    encoding is not supported."""
     decoders = np.zeros(len(encodings), np.int64)
     for encoding in sorted(set(encodings.tolist())):
         has_encoding = encodings == encoding

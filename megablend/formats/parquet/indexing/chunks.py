@@ -2,9 +2,11 @@
 cheapest way are processed together.
 
     OffsetIndex + ColumnIndex     no page is read
-    OffsetIndex + page headers    if the ColumnIndex has no counts, or the indexes disagree with the chunk's values, nulls or rows
+    OffsetIndex + page headers    if the ColumnIndex has no counts, or the indexes disagree with
+                                  the chunk's values, nulls or rows
     scan from header to header    if there is no page index
-    levels                        if none of these determines tokens or rows: V1 pages are read whole, V2 pages in part
+    levels                        if none of these determines tokens or rows: V1 pages are read
+                                  whole, V2 pages in part
 
 The counts of nulls and rows in V2 headers are not used: levels are exact, and small in V2 pages.
 """
@@ -46,7 +48,8 @@ from megablend.kernels.parquet.document_counts import sum_chunks
 def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     """Locate and count the pages of chunks; pages with neither rows nor tokens are left out.
 
-    Raises: CorruptFileError, UnsupportedFileError.
+    Raises: CorruptFileError if metadata or pages are damaged; UnsupportedFileError if a codec or an
+        encoding is not supported.
     """
     has_values = chunks["num_values"] > 0
     has_index = has_values & (chunks["offset_index_bytes"] > 0)
