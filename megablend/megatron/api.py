@@ -41,8 +41,8 @@ def prepare_on_ranks(
         dry_run, max_memory: see `prepare_cache`.
         progress: see `prepare_cache`; called on the first rank of each folder.
 
-    Raises: on all ranks, the error of any rank that fails: ConfigError, PlanError, DataError,
-        CacheError, LaunchError.
+    Raises: ConfigError, PlanError, DataError, CacheError or LaunchError. If one rank fails, all
+        ranks raise its error.
     """
     cache = Path(request.path_to_cache).absolute()
     with job.members(range(job.size)) as world:
@@ -75,8 +75,8 @@ def prepare(
     max_memory: int | None = None,
     shared_fs: str = AUTO,
 ) -> CacheReport:
-    """Build the missing ones of the files that Megatron's builder will look for in
-    `config.path_to_cache`. Every rank must call this function.
+    """Build the files that Megatron's builder will look for in `config.path_to_cache`, unless they
+    exist already. Every rank must call this function.
 
     The ranks are those of torch.distributed if it is initialised, otherwise those that an MPI
     launcher started, otherwise this process alone. Ranks that see the same folder build it
@@ -92,8 +92,8 @@ def prepare(
         shared_fs: "yes" if all ranks share the cache's folder, "no" if only those of one machine
             may share it, "auto" to detect it.
 
-    Raises: on all ranks, the error of any rank that fails: ConfigError, PlanError, DataError,
-        CacheError, LaunchError.
+    Raises: ConfigError, PlanError, DataError, CacheError or LaunchError. If one rank fails, all
+        ranks raise its error.
     """
     job = this_job()
     try:

@@ -4,7 +4,7 @@ the installed version has. No other module depends on the version.
     0.12    a blend's surplus is 0.5 %, not a setting; no separate validation sets, no fast cache load
     0.14    multiple_validation_sets, full_validation
     0.16    fast_cache_load, defer_npy_index_mmap
-    0.19    inter_document_masking: a dataset's query also returns the tokens of each of a sample's documents
+    0.19    inter_document_masking: queries also return the number of tokens of each document
 
 probe.py checks whether the plugin is compatible with the installed version. A setting that this
 module does not know may change the content of a cache. If such a setting is not at its default, the

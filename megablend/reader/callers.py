@@ -104,8 +104,8 @@ def count_of_lightning(default: int) -> int:
 
 
 def _find_caller(frame: FrameType | None, class_name: str) -> Any:
-    """Return the object whose method runs in a frame or in one of the frames above, if the object
-    is of the given class of accelerate; None if there is none."""
+    """Search a frame and the frames above it for a method of the given class of accelerate. Returns
+    the method's object; None if there is no such method."""
     for _ in range(_DEPTH):
         if frame is None:
             return None

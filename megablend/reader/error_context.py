@@ -1,4 +1,4 @@
-"""Add to the error about a data file which sample needed the file."""
+"""Name the sample that needs a data file in the error about that file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from megablend.run.run import Run
 
 
 def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
-    """Return an error like `error` that also names the first of samples `ks` that needs the file,
-    the sample's source, and a remedy."""
+    """Return an error like `error` that also names the sample that needs the file (the first one of
+    `ks`) and the sample's source, and contains a remedy."""
     try:
         sources, ordinals = run.plan.locate_many(ks)
         spans = run.locate_spans(sources, ordinals)

@@ -271,7 +271,7 @@ class Loader:
             consumed_samples (the position, including skipped samples), num_samples, and sources
             (name, dataset_id, samples, tokens, epochs, share, planned_share; without skipped
             samples). The other keys are about this rank: rank, batches, waiting_seconds (the time
-            in which the next batch was not ready), and reads. `reads` has the counters of this
+            spent waiting for the next batch), and reads. `reads` has the counters of this
             process, and of the workers as far as their batches have arrived: requests, bytes,
             blocks, reading_seconds and decoding_seconds (sums, even of times that overlap),
             masked_samples, retries, and with a mirror the bytes by origin: mirror_bytes,
@@ -289,8 +289,7 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batches yielded so far.
 
-        Raises: StateError if a DataLoader with workers, made over `batch_sampler`, took the
-            batches.
+        Raises: StateError if a DataLoader with workers has taken batches from `batch_sampler`.
         """
         if self._position_lost:
             raise StateError(

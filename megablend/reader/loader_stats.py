@@ -81,16 +81,16 @@ class LoaderCounts:
 def describe_progress(
     run: Run, consumed_samples: int, skips: Skips | None = None
 ) -> dict[str, Any]:
-    """Describe the progress of a run after its first samples, over all ranks and restarts. The
-    numbers are exact, since they are computed from the plan.
+    """Describe the progress of a run after `consumed_samples` samples, over all ranks and restarts.
+    The numbers are exact, since they are computed from the plan.
 
     Args:
         skips: ranges of samples that are not trained on, and not counted by source.
 
-    Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id,
-        samples, tokens, epochs, share (of the samples trained on so far; 0 before the first) and
-        planned_share (what the stages so far plan for them; before the first, what the first stage
-        plans).
+    Returns: run, split, consumed_samples, num_samples, and sources. `sources` is a list of dicts
+        with name, dataset_id, samples, tokens, epochs, share (of the samples trained on so far; 0
+        before the first) and planned_share (the share that the stages so far plan; before the first
+        sample, that of the first stage).
     """
     skips = skips or Skips()
     samples = _count_trained(run.plan.counts, consumed_samples, skips).tolist()
@@ -140,8 +140,8 @@ def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips:
     samples. Returns: int64 [num_sources].
 
     Args:
-        count: takes a number of samples, and returns a count for each source (int64 [num_sources])
-            over that many first samples of the run.
+        count: returns a count for each source (int64 [num_sources]) in the first samples of the
+            run, given the number of these samples.
     """
     total = count(consumed_samples)
     for start, stop in skips.ranges:

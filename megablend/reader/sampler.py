@@ -44,9 +44,9 @@ class PretrainingSampler(Sampler[list[int]]):
         replicas: number of jobs that read the run together, each with the same number of processes;
             data_parallel_size is then the number of ranks of all jobs.
 
-    Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several
-        processes, or if the job has fewer processes than there are data-parallel ranks, whose
-        samples would never be read; StateError if `consumed_samples` is out of range.
+    Raises: ConfigError if sizes or rank are out of range, not integers, or missing in a job of
+        several processes, or if the job has fewer processes than data-parallel ranks (some samples
+        would then never be read); StateError if `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class PretrainingSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the position of a saved state. The number of ranks and the micro batch size
         may differ from those of the saved state.
-        Raises: StateError; ConfigError as `check_steps`."""
+        Raises: StateError; ConfigError, see `check_steps`."""
         self.consumed_samples = self.dataset.check_state(state)
         self._resumed_at = self.consumed_samples
         self.check_steps()

@@ -27,13 +27,13 @@ from megablend.storage.location import find_scheme
 from megablend.storage.registry import OBJECT_SCHEMES
 
 _POLL_SECONDS = 5.0
-"""Time in seconds between a worker's checks that its parent is alive. (Usually, the exit of the
-parent wakes the worker before.)"""
+"""Time in seconds between two checks of a worker that its parent is alive. (Usually, the exit of
+the parent wakes the worker earlier.)"""
 
 
 def start_worker(own: Callable[[int], Any] | None, worker_id: int) -> None:
     """Initialize a worker: make it exit when its parent exits, even while it is blocked in a read,
-    and then call the user's `worker_init_fn`, which is `own`."""
+    and then call `own`, the user's `worker_init_fn`."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         arguments = (parent.sentinel, parent.pid, _find_start(parent.pid))

@@ -23,7 +23,7 @@ from megablend.testing.format_files import FormatFiles
 
 
 class FormatFailures(FormatFiles):
-    """The tests that each kind of invalid file raises the right error, which names the file."""
+    """Tests that every kind of invalid file raises the right error, with the name of the file."""
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """Indexing and opening fail if any file that belongs to the path is missing."""

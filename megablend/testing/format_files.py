@@ -31,7 +31,8 @@ class FormatFiles:
     token_dtype = "int32"
     """The dtype of the tokens that `write` writes."""
     block_bytes = 256
-    """The block size of the indexes, which must divide `MIXED` into more than three blocks."""
+    """The block size of the indexes. It must be so small that `MIXED` has more than three
+    blocks."""
     lengths_are_stored = False
     """Whether the documents of a block can be found without reading its data."""
     truncation_is_visible = True

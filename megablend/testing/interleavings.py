@@ -137,7 +137,8 @@ class InterleavingContract:
                     assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
 
     def test_samples_that_do_not_exist_are_refused(self) -> None:
-        """The error is an IndexError, or a TypeError for numbers that are not integers."""
+        """Numbers out of range raise an IndexError; numbers that are not integers raise a
+        TypeError."""
         for _, stage in self.draw_stages("refused"):
             plan = self.kind.plan(stage)
             for k in (-1, plan.num_samples, 10**18, 10**30):

@@ -23,8 +23,8 @@ Token = tuple[int, int, int]
 
 
 class ListedBlocks:
-    """Blocks with listed token counts; each block is one document,
-    unless document lengths are given."""
+    """Blocks with listed token counts. Each block is one document, unless document lengths are
+    given."""
 
     def __init__(self, sizes: Sequence[int], documents: Sequence[int] | None = None) -> None:
         self.listed = list(sizes)
@@ -114,7 +114,7 @@ class OrderContract:
 
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
         """Ranges that are located together have the same spans as when they are located one by one.
-        They are in any sequence, may repeat and overlap, and have equal or different lengths."""
+        The ranges are in any order, may repeat and overlap, and may have different lengths."""
         for rng, sizes in self.draw_sizes("many"):
             order = self.make(sizes)
             length = rng.randrange(1, 9)

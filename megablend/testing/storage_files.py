@@ -61,7 +61,7 @@ class StorageFiles:
         raise NotImplementedError
 
     def make_storage(self) -> Storage:
-        """Return a new storage, which finds the files of the last `write_files`."""
+        """Return a new storage that finds the files of the last call of `write_files`."""
         raise NotImplementedError
 
     def locate(self, root: str, name: str) -> str:

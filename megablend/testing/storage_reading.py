@@ -100,8 +100,8 @@ class StorageReading(StorageFiles):
             expect_error(CorruptFileError, re.escape(path), storage.read, path, start, size)
 
     def test_ranges_of_a_missing_file(self, tmp_path: Path) -> None:
-        """Reads and futures of a missing file raise the error; `descriptor` raises it or returns
-        -1."""
+        """Reads and fetches of a missing file raise an error; `descriptor` raises the same error,
+        or returns -1."""
         path = self.locate(self.write_all(tmp_path), "t/none.bin")
         storage = self.make_storage()
         offsets = np.array([0])

@@ -147,8 +147,8 @@ def _has_content(path: str, beginning: bytes, size: int) -> bool:
 
 
 def _find_problem(artefact: Artefact, cache: Path) -> str | None:
-    """Return the same as `problem_with`. This function also accepts files that are valid but were
-    not written byte for byte as megablend and numpy write them."""
+    """Parse the files of an artefact, and return the same result as `problem_with`. Valid files are
+    accepted even if they differ byte for byte from what megablend and numpy write."""
     path = artefact.description_path(cache)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -106,7 +106,7 @@ def build_divided(
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
     """Write the dataset index and the dataset sample index of a blend, part by part. Raises:
-    CacheError; StoppedError."""
+    CacheError if the cache cannot be written; StoppedError."""
     blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, commits) as out,

@@ -63,8 +63,8 @@ _READERS = 8
 """Number of threads of a rank that open files. Opening a file takes long on a network file
 system."""
 _KEPT_BYTES = 1 << 27
-"""If the memory is not limited: the number of bytes of lengths that a rank keeps in memory from
-counting until building."""
+"""Number of bytes of lengths that a rank keeps in memory between counting and building, if the
+memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def prepare_cache(
     Args:
         request: the files to build; the same on all ranks.
         storage: reads the files of the datasets.
-        dry_run: whether to report only what would be built.
+        dry_run: whether to only report what would be built.
         max_memory: limit in bytes for the arrays of all ranks of a node together; None for most of
             the node's free memory.
         progress: called on rank 0 at intervals.
@@ -260,8 +260,8 @@ def _open_cache(
         newest: number of the newest marker before the cache was examined; only used on rank 0.
     Returns: notes for the report; None if another build has changed the cache since it was
         examined.
-    Raises: CacheError if the cache cannot be written, is in use, lacks free space, or is another
-        folder on this rank than on rank 0.
+    Raises: CacheError if the cache cannot be written, is in use, lacks free space, or is not the
+        same folder as on rank 0.
     """
     cache = Path(request.path_to_cache).absolute()
     work = cache / WORK_FOLDER

@@ -43,8 +43,8 @@ _MIN_BATCH_BYTES = 8 << 20
 _MAX_BATCH_BYTES = 64 << 20
 """Maximum number of bytes that are committed together, so that a killed build loses little."""
 _MIN_BATCHES = 4
-"""Minimum number of commits in a build, as long as batches are large enough: all commits but the
-last overlap with building."""
+"""Minimum number of commits in a build, if batches are large enough. All commits but the last
+overlap with building."""
 MAX_BUFFERS = 1024
 """Maximum number of buffers that Linux writes in one call (IOV_MAX)."""
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -253,11 +253,11 @@ def can_flush_together(folder: Path) -> bool:
 
 
 def _syncfs(folder: int) -> None:
-    """Wait until all files are on the disk that belong to the file system of an open folder.
+    """Wait until all files of an open folder's file system are on the disk.
 
     Args:
         folder: file descriptor of the folder.
-    Raises: OSError.
+    Raises: OSError if a file cannot be written.
     """
     while _libc().syncfs(folder):
         number = ctypes.get_errno()
@@ -306,7 +306,7 @@ class ArrayFile:
             self._write()
 
     def close(self) -> None:
-        """Write the rows that were collected and not written yet. The array must be complete."""
+        """Write the remaining rows. The array must be complete."""
         assert self._left == 0, f"{self._left} bytes of the array are missing"
         self._write()
 
@@ -347,7 +347,7 @@ class ArtefactWriter:
             file.append(array)
 
     def path(self, name: str) -> Path:
-        """Return the path that an array's file has until it is committed."""
+        """Return the path of an array's file before it is committed."""
         return self._commits.folder / self._artefact.file_name(name)
 
     def reserve(self, name: str) -> None:

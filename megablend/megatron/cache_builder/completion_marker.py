@@ -117,7 +117,7 @@ def begin_build(
     outdated: Collection[str],
     cache: Path,
 ) -> None:
-    """Record what artefacts will be made from, before they are made, in case the build is killed.
+    """Record the inputs from which artefacts will be built, in case the build is killed.
 
     Args:
         jobs: all jobs of the request.
@@ -126,7 +126,7 @@ def begin_build(
         outdated: base names of the existing artefacts that are outdated. Their descriptions are
             removed.
 
-    Raises: CacheError.
+    Raises: CacheError if the cache cannot be written.
     """
     with translate_os_errors(cache):
         for path, listed in _list_markers(cache):
@@ -162,7 +162,7 @@ def write_marker(
             then, the marker will not be valid.
         built: whether the cache has just been built; false if it was already complete.
 
-    Raises: CacheError.
+    Raises: CacheError if the cache has just been built and the marker cannot be written.
     """
     jobs = [job for split in splits for job in split.jobs]
     content = {
@@ -236,8 +236,8 @@ def _bases_of(content: dict[str, Any]) -> list[str]:
 
 
 def _inputs_by_base(content: dict[str, Any]) -> dict[str, object]:
-    """Return, by base name, what the artefacts of a marker were made from. The value is None for
-    artefacts of an older marker whose data has changed."""
+    """Return the inputs of a marker's artefacts, by base name. The value is None for artefacts of
+    an older marker whose data has changed."""
     if "made_of" in content:
         return dict(zip(_bases_of(content), content["made_of"], strict=True))
     # An older version wrote only the sizes of the data's files

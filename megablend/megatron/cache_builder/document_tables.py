@@ -2,7 +2,7 @@
 these lengths, but the files do not store them.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
-    megablend-documents/<address>.json          which snapshot serves an address, its table's checksum; written last
+    megablend-documents/<address>.json          its snapshot, and the table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
 An address keeps its snapshot as long as its JSON file exists. So a run that continues does not see
@@ -43,7 +43,7 @@ _MAX_TOKENS = (1 << 31) - 1
 """Maximum number of tokens in a document: Megatron stores lengths as int32."""
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
-"""A folder inside Megatron's cache folder: a cache of the kind that `megablend build` makes."""
+"""The folder inside Megatron's cache folder that has the format of megablend's own caches."""
 _snapshots: WeakValueDictionary[tuple[str, str], Snapshot] = WeakValueDictionary()
 """The snapshots in use, by cache and digest. All splits and datasets of a process share one memory
 map of each snapshot."""
@@ -190,9 +190,8 @@ def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
 
 
 def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
-    """Return the range of blocks of a rank's share, as the number of its first block and the number
-    after its last. All shares have about the same number of tokens, and each begins at the start of
-    a document."""
+    """Return the range [first, end) of the blocks of a rank's share. All shares have about the same
+    number of tokens, and each begins at the start of a document."""
     tokens = snapshot.tokens_before
     num_blocks = len(tokens) - 1
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-"""In version 2 of control groups: the names of the limit, of the usage, and of the inactive pages
-of files."""
+"""The names of the limit, the usage, and the inactive pages of files in version 2 of control
+groups."""
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 """The same names in version 1."""
 

@@ -1,5 +1,5 @@
-"""Read and sum the lengths of sequences. They are stored in an `.idx` file, of which they are the
-first part, or in a table, which is a `.npy` file of int32."""
+"""Read and sum the lengths of sequences. The lengths are the first array of an `.idx` file, or the
+content of a table, which is a `.npy` file of int32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PartSize:
     begin: int
     """The number of the first sequence of the part."""
     end: int
-    """The number of the sequence after the last one of the part."""
+    """The number of the last sequence of the part, plus 1."""
     tokens: int
     num_sequences: int
     """The number of sequences in the whole dataset."""
@@ -77,9 +77,9 @@ class StoredLengths:
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
         """Return the sum and the checksum of the lengths of consecutive sequences.
-        first: number of the first sequence, for error messages.
 
         Args:
+            first: number of the first sequence, for error messages.
             position: position of the first length in the part over which the checksum is computed.
 
         Raises: CorruptFileError if a length is negative.

@@ -55,7 +55,7 @@ class PooledArray(NDArrayOperatorsMixin):
 
     def __getitem__(self, i: Any) -> Any:
         """Return entry i, or row i of a two-dimensional array. Slices and other kinds of indices
-        work as in numpy. Raises: IndexError."""
+        work as in numpy. Raises: IndexError if i is out of range."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):
             start, stop, _ = i.indices(length)
@@ -95,7 +95,7 @@ class PooledArray(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _read(self, first: int, count: int) -> Array:
-        """Read `count` entries or rows, from number `first` on."""
+        """Read `count` entries or rows, beginning with number `first`."""
         shape, dtype = self._header
         width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         data = self._storage.read(self.path, ENTRIES_START + first * width, count * width)

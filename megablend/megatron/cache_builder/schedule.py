@@ -223,7 +223,7 @@ def _choose_divided(
 
     Args:
         num_parts: the number of ranks that have work.
-        spare: number of bytes of memory that a rank has in addition to that for its largest job.
+        spare: number of bytes of memory that remain on a rank while it builds its largest job.
     Returns: the numbers of these jobs, and the number of bytes that each rank needs for its parts.
     """
     if num_parts == 1:
@@ -254,7 +254,7 @@ class Forecast:
     ranks: int
     """The number of ranks with work to do."""
     memory: int
-    """Upper bound of the number of bytes of arrays on the node that needs the most."""
+    """An upper limit for the number of bytes of arrays on any node."""
     seconds: float
     """The expected time in seconds, without compiling kernels."""
 

@@ -1,5 +1,5 @@
-"""A `.npy` file of int32 that all ranks of a launch write together, each a part of it. The file
-gets its final name when all parts are written."""
+"""A `.npy` file of int32 that the ranks of a launch write together. Each rank writes a part of it.
+The file gets its final name when all parts are written."""
 
 from __future__ import annotations
 

@@ -276,9 +276,9 @@ def _blend_size(request: CacheRequest, layout: SplitLayout, lengths: tuple[int, 
 
 
 def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
-    """Check that the blend of a split takes no more samples from a dataset than the dataset has.
+    """Check that the blend of a split does not take more samples from a dataset than it has.
 
-    Raises: PlanError, which names such a dataset and a sufficient surplus.
+    Raises: PlanError if it does. The message names one such dataset and a sufficient surplus.
     Source: BlendedDataset._build_indices, its IndexError.
     """
     job = split.blend

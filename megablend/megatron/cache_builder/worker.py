@@ -41,8 +41,8 @@ from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
 _Heartbeat = tuple[bool, int, int, list[Message]]
-"""What a rank sends to all ranks at regular intervals: whether it has finished, the number of files
-and the number of bytes that it has built, and its messages."""
+"""The content of a heartbeat: whether the rank has finished, the numbers of files and bytes that it
+has built, and its messages."""
 _TICK_SECONDS = 0.2
 """Maximum number of seconds between two heartbeats."""
 _WIND_DOWN_SECONDS = 1.0

@@ -69,8 +69,7 @@ def samples_before_final_epoch(
 
 def sample_dtype(num_documents: int) -> str:
     """Return the name of the dtype of the sample index for a document index of `num_documents`
-    entries.
-    (Document lengths, which are int32, always fit.)
+    entries. (Document lengths, which are int32, always fit.)
 
     Source: helpers.build_sample_idx.
     """

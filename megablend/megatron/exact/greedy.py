@@ -24,8 +24,8 @@ from megablend.megatron.request.request import MAX_DATASETS
 MAX_SCANNED = 32
 """Number of datasets up to which it is faster to scan all of them at each step."""
 LEAD = 4096
-"""Number of steps before its part at which a thread begins to compute from a guessed state (or 8 *
-the number of groups if that is more)."""
+"""A thread begins to compute from a guessed state this many steps before its part (or 8 * the
+number of groups, if that is more)."""
 _EXACT = 2.0**52
 """Below this number of samples, float64 distinguishes the errors of counts that differ by one."""
 _State = tuple[Float64s, Int64s]

@@ -139,8 +139,8 @@ def missing_length_error(documents: Int32s, lengths: Int32s) -> PlanError:
 def _cut_serially(
     lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, dtype: npt.DTypeLike
 ) -> Iterator[npt.NDArray[Any]]:
-    """Yield the rows of samples that end within the documents, at most ROWS at a time, computed by
-    one thread."""
+    """Compute the rows of samples that end within the documents, in one thread. Yields at most ROWS
+    rows at a time."""
     sample = 1
     document = 0
     tokens = 0

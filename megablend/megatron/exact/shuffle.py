@@ -87,8 +87,8 @@ def document_index(
 
 
 def shuffle_index(first_samples: int, num_samples: int, generator: Generator) -> npt.NDArray[Any]:
-    """Make the shuffle index: the shuffled numbers of the samples. Samples before and from
-    `first_samples` on are shuffled separately.
+    """Make the shuffle index: the shuffled numbers of the samples. The first `first_samples`
+    samples and the remaining samples are shuffled separately.
 
     Args:
         first_samples: number of samples before a final epoch that is shuffled separately;

@@ -34,7 +34,7 @@ class SmallDataset(NamedTuple):
     """Number of samples of all epochs but the last, at most num_samples, if the last epoch is
     shuffled separately; otherwise None."""
     keep_tail: bool
-    """Whether samples may end after the documents."""
+    """Whether samples may end after the last document."""
     documents: int
     """Place of the document index (int32 [num_entries])."""
     rows: int

@@ -3,7 +3,7 @@ all ranks build them together; if the cache is complete, no rank waits for anoth
 
     each rank  opens its datasets, if the cache has a completion marker for them
     all ranks  exchange whether they could open them; if all could, nothing else is done
-    otherwise  the ranks that share a cache folder build it together; then each opens its datasets and reports it
+    otherwise  the ranks of each cache folder build it; then all open their datasets and report it
 
 The results are Megatron's own objects, made by Megatron's own code, which finds all of its files in
 the cache. Modules that need numba, pyarrow or pydantic are imported where they are used, so that
@@ -104,8 +104,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """Return the datasets of train, valid and test; None for a split without data, or if this
         rank uses no datasets. All ranks must call this method.
 
-        Raises: on all ranks, the error of any rank that fails: ConfigError, PlanError, DataError,
-            CacheError, LaunchError.
+        Raises: ConfigError, PlanError, DataError, CacheError or LaunchError. If one rank fails, all
+            ranks raise its error.
         """
         reason = self._not_ours()
         if reason:
@@ -226,7 +226,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return list(super().build())
 
     def _look_at_pairs(self) -> dict[str, PairState]:
-        """Return, by prefix, the states of the files of each pair that this rank will open."""
+        """Return the states of the files of all pairs that this rank will open, by prefix."""
         if not self._has_marker:
             return {}
         if self._is_our_class:  # the request also contains addresses, which may not be indexed yet
@@ -391,7 +391,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
     ) -> list[Any]:
-        """Do the same as Megatron's method of this name, without waiting for rank 0."""
+        """Build datasets like Megatron's method of this name, but without waiting for rank 0."""
         return list(
             super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False)
         )
@@ -400,7 +400,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def build_generic_dataset(
         cls: Any, is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
     ) -> Any:
-        """Do the same as Megatron's method of this name, without waiting for rank 0."""
+        """Build a dataset like Megatron's method of this name, but without waiting for rank 0."""
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
         if cls is core.BlendedDataset and all(

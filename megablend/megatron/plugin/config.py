@@ -76,9 +76,10 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """
 
     order: str = MEGATRON_ORDER
-    """"megatron": Megatron's own shuffles, sample by sample the same over any format; "block":
+    """"megatron": Megatron's own shuffles, with the same samples in every format; "block":
     megablend's plan, which reads whole blocks, needs no arrays and reads nothing twice; "document":
-    megablend's plan over single documents, fully shuffled, which reads a block for each."""
+    megablend's plan over single documents, fully shuffled, which reads a block for each
+    document."""
 
     run: str = "default"
     """The name of the run in the cache, for orders other than "megatron". The samples of a run

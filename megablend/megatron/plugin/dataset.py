@@ -58,8 +58,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     """
 
     _reads_fast: bool | None = None
-    """Whether the dicts of samples are made the fast way; None until the first sample was read,
-    which decides it."""
+    """Whether the dicts of samples are made the fast way. This is None until the first sample has
+    been read."""
 
     document_index: Any
     sample_index: Any
@@ -89,8 +89,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return len(self._arrays.samples) - 1
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """Return the same dict of a sample as GPTDataset. Raises: IndexError, and the errors of
-        Documents.get."""
+        """Return a sample as the same dict that GPTDataset returns. Raises: IndexError if `idx` is
+        out of range, and the errors of Documents.get."""
         fast = _read_fast([(self, [idx])]) if self._reads_fast else None
         return self._read_as_megatron(idx) if fast is None else fast[0]
 
@@ -190,8 +190,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
-        """Do the same as GPTDataset's method of this name, with arrays that are opened when they
-        are first read."""
+        """Return the tokens of a sample, as GPTDataset's method of this name does. The index arrays
+        are opened when they are first read."""
         if self.shuffle_index is None:
             self.document_index, self.sample_index, self.shuffle_index = self._arrays
         result: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)

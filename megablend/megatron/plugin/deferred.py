@@ -1,5 +1,5 @@
-"""Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a
-second on every rank.
+"""Datasets of a blend that are opened when they are first used, since Megatron takes a second on
+every rank to open a thousand datasets.
 
 Until then, a dataset has only the attributes that a blend and a training script read from all
 datasets: path, split, identifiers and length. When a sample or any other attribute is read, or an

@@ -81,8 +81,8 @@ class SequenceIndex:
         return len(self.sequence_lengths)
 
     def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, None]:
-        """Return the position, length and mode of a sequence; the mode is None. Raises:
-        IndexError."""
+        """Return the position, length and mode of a sequence; the mode is None. Raises: IndexError
+        if `idx` is out of range."""
         return self.sequence_pointers[idx], self.sequence_lengths[idx], None
 
 
@@ -99,7 +99,7 @@ class Documents(ABC):
     @abstractmethod
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """Return tokens [offset, offset + length) of a document; without a length, all tokens from
-        the offset on. Raises: IndexError."""
+        the offset on. Raises: IndexError if `idx` is out of range."""
 
     @property
     @abstractmethod
@@ -126,7 +126,8 @@ class Documents(ABC):
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Array | list[Array]:
         """Return the tokens of a document, or of each document of a slice.
 
-        Raises: IndexError; ValueError for a slice with a step; TypeError.
+        Raises: IndexError if `idx` is out of range; ValueError for a slice with a step; TypeError
+            for an index of another type.
         """
         if isinstance(idx, slice):
             start, stop, step = idx.indices(len(self))
@@ -144,8 +145,8 @@ class Documents(ABC):
         )
 
     def _number(self, idx: int) -> int:
-        """Return a document's number. A negative number is counted from the end. Raises:
-        IndexError."""
+        """Return a document's number. A negative number is counted from the end. Raises: IndexError
+        if `idx` is out of range."""
         count = len(self)
         if not -count <= idx < count:
             raise IndexError(

@@ -32,8 +32,8 @@ Blend = tuple[Sequence[str], Sequence[float] | None]
 
 
 class PageOrderDataset(MegablendGPTDataset):
-    """A GPTDataset that contains the samples of a split of a run. Masks, labels and padding are
-    made by the installed GPTDataset.
+    """A GPTDataset of the samples of one split. Masks, labels and padding are made by the installed
+    GPTDataset.
 
     Index i is the i-th sample that is trained on. Samples that the run skips have no index, because
     Megatron itself counts the samples it has consumed.
@@ -51,10 +51,10 @@ class PageOrderDataset(MegablendGPTDataset):
         return run.skips.count_trained(len(run))
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """Return the same dict of a sample as GPTDataset, with `dataset_id` if several sources are
-        blended.
+        """Return a sample as the same dict that GPTDataset returns, with `dataset_id` if several
+        sources are blended.
 
-        Raises: IndexError; DataError.
+        Raises: IndexError if `idx` is out of range; DataError if a file is missing or damaged.
         """
         members: dict[str, Any] = super().__getitem__(idx)
         if len(self.dataset.run.sources) == 1:
@@ -84,7 +84,7 @@ class PageOrderDataset(MegablendGPTDataset):
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
 
     def _sample(self, idx: int) -> int:
-        """Return the number in the run of the idx-th sample that is not skipped."""
+        """Return the sample number for index `idx`. Indices do not count skipped samples."""
         run: Dataset = self.dataset
         return run.skips.position(int(idx))
 

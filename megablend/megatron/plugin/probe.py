@@ -10,7 +10,7 @@ A version that differs in any of these is refused with a message that says how i
 version number does not matter. The first three checks are in `megatron_code`, the last in
 `tiny_datasets`. They run once per node. If the version is compatible, this is recorded in a file:
 
-<kernel cache>/megatron-<digest>.json     this code of Megatron's fits this code of ours
+<kernel cache>/megatron-<digest>.json     these versions of Megatron's code and ours are compatible
 """
 
 from __future__ import annotations

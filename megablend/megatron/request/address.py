@@ -32,7 +32,7 @@ class Address:
     """Token appended to each document as it is read; None to append none."""
     documents: str | None = None
     """The delimiter of the documents of a flat column: file, row_group, or the id of the token that
-    ends each."""
+    ends each document."""
     index: str | None = None
     """Digest of the index snapshot that lists the files; None if it is not known."""
 
@@ -52,7 +52,7 @@ def parse_address(text: str) -> Address:
     """Parse an address. A path without a scheme is the prefix of a pair. File patterns are made
     absolute, prefixes stay as written.
 
-    Raises: ConfigError for an option that is unknown or invalid, and in the cases of check_prefix.
+    Raises: ConfigError for an option that is unknown or invalid; see also check_prefix.
     """
     check_prefix(text)
     scheme = _SCHEME.match(text)
@@ -78,7 +78,7 @@ def check_prefix(prefix: str) -> None:
     """Check an entry of a blend without looking at any file.
 
     Raises: ConfigError if the entry is not a string, has a scheme that no storage reads, or ends
-        with the suffix of a file of a pair.
+        with `.bin` or `.idx`.
     """
     if not isinstance(prefix, str):
         raise ConfigError(f"a blend has the entry {prefix!r}; expected a string, such as str(path)")
@@ -94,8 +94,8 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_pair(word: str) -> None:
-    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not, and in the
-    cases of parse_address."""
+    """Check that an address is the prefix of a pair. Raises: ConfigError if it is not; see also
+    parse_address."""
     kind = parse_address(word).format
     if kind != PAIR:
         raise ConfigError(

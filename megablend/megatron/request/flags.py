@@ -211,7 +211,7 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         tokenizer_flags: see build_identifiers.
 
     Raises: ConfigError if flags are missing or contradict one another, or name a file that cannot
-        be read; MissingFileError if a local pair does not exist and a size is missing, too.
+        be read; MissingFileError if a size is missing and a local pair does not exist.
     """
     blend, blend_per_split = _blends(flags)
     split = flags["split"]

@@ -68,8 +68,7 @@ def normalized(weights: list[float] | list[int]) -> list[float]:
 
 
 def sequence_range(span: tuple[float, float], num_sequences: int) -> tuple[int, int]:
-    """Return the range of a file's sequences that belongs to a split, as the number of its first
-    sequence and the number after its last.
+    """Return the range [begin, end) of a file's sequences that belongs to a split.
 
     Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
     """
