@@ -83,8 +83,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
-        """Return a more detailed error for one that occurred while samples `ks` were read; None if
-        there are no further details."""
+        """Return a more detailed error for an error in reading samples `ks`; None if there are no
+        further details."""
         if isinstance(error, DataError):
             return name_sample(self._dataset.run, ks, error)
         return translate(error, f"the batch of sample {ks[0]}")

@@ -150,7 +150,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
         """Return the tokens and document pieces of blocks of the index, given by their numbers.
-        Raises: IndexError, DataError."""
+        Raises: IndexError if a number is out of range; DataError if a file is missing, changed or
+        damaged."""
         return self.run.store.read_blocks(block_ids)
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:

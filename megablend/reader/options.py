@@ -24,7 +24,7 @@ OURS = {
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return checked options for a DataLoader, in which `pin_memory` and `num_workers` are set.
-    Raises: ConfigError."""
+    Raises: ConfigError if an option is unknown, invalid or not supported."""
     torch_options = list(inspect.signature(DataLoader).parameters) if options else []
     for name, value in options.items():
         if name in OURS:

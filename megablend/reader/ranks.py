@@ -87,7 +87,8 @@ def resolve_rank(
 
 
 def _place_in(group: Any) -> tuple[int, int]:
-    """Return the (rank, size) of this process in a group. Raises: ConfigError."""
+    """Return the (rank, size) of this process in a group. Raises: ConfigError if the group is
+    invalid, or does not include this process."""
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             names = ", ".join(map(repr, group.mesh_dim_names or ())) or "unnamed"

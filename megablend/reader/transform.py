@@ -123,7 +123,7 @@ def transformed(
         steps: the batches before the transform, indexed by lists of sample numbers.
         batches: the sample numbers of each batch.
 
-    Raises: the errors of the steps, and TransformError, when the failing batch is due.
+    Raises: the errors of the steps; TransformError. Each is raised when its batch is due.
     """
     coming = iter(batches)
     # Batches in progress: their samples and futures

@@ -125,7 +125,7 @@ class Commits:
                 their `file_names`.
             sizes: size of each file in bytes.
 
-        Raises: CacheError; StoppedError.
+        Raises: CacheError if the files cannot be written; StoppedError.
         """
         if self.stop.is_set():
             raise StoppedError
@@ -155,7 +155,7 @@ class Commits:
 
     def add(self, *artefacts: Artefact) -> None:
         """Add artefacts whose files are completely written. They are committed now or later. May be
-        called from any thread. Raises: CacheError; StoppedError."""
+        called from any thread. Raises: CacheError if they cannot be committed; StoppedError."""
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
@@ -164,8 +164,8 @@ class Commits:
             self.finish()
 
     def finish(self) -> None:
-        """Commit all artefacts that were added and are not committed yet. Raises: CacheError;
-        StoppedError."""
+        """Commit all artefacts that are still waiting. Raises: CacheError if they cannot be
+        committed; StoppedError."""
         with self._lock:
             batch = self._waiting
             self._waiting = []

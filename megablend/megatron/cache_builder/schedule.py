@@ -60,8 +60,8 @@ class CostEstimate:
     lengths: int = 0
     """Number of bytes of lengths on each rank while it counts its part."""
     gathered: int = 0
-    """Number of bytes of the lengths in document-index order on all ranks together. They are in
-    memory from counting until the rows are written."""
+    """Number of bytes that the lengths, in the order of the document index, take on all ranks
+    together. They are in memory from counting until the rows are written."""
 
 
 def estimate_cost(job: Job) -> CostEstimate:

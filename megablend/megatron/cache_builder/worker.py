@@ -46,8 +46,8 @@ has built, and its messages."""
 _TICK_SECONDS = 0.2
 """Maximum number of seconds between two heartbeats."""
 _WIND_DOWN_SECONDS = 1.0
-"""Maximum number of seconds by which reporting an error is delayed, so that other threads of the
-rank can remove their incomplete files."""
+"""Maximum time in seconds to wait before an error is reported, so that other threads of the rank
+can remove their incomplete files."""
 
 
 def build_share(

@@ -167,8 +167,8 @@ def _delete_attribute(dataset: Any, name: str) -> None:
 
 
 def _reduce(dataset: Any, protocol: Any) -> Any:
-    """Pickle the attributes of a dataset that is not opened yet: a spawned worker opens the
-    datasets that it uses."""
+    """Pickle the attributes of a dataset that is not opened yet. A spawned worker then opens only
+    the datasets that it uses."""
     with _opening.lock:
         attributes = dict(dataset.__dict__)
     if "_opener" not in attributes:

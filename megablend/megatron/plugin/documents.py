@@ -206,8 +206,8 @@ class PairDocuments(Documents):
 
     def check_sizes(self, *descriptors: int) -> None:
         """Check that the open `.idx` and `.bin` still have the sizes that they had when the
-        documents were first opened. Called after reading, in case other documents were written into
-        the files. Raises: ChangedFileError."""
+        documents were first opened. Called after reading, since the files may have been overwritten
+        with other documents. Raises: ChangedFileError if a size differs."""
         for path, descriptor, before in zip(self.files, descriptors, self._files, strict=True):
             check_open_size(path, descriptor, before)
 

@@ -74,7 +74,8 @@ def read_blends(path: str) -> tuple[Blend | None, ...]:
     """Read the blend of each split from a JSON file with the keys train, valid and test
     (--per-split-data-args-path).
 
-    Each blend is a list of words, a string of words, or null. Raises: ConfigError.
+    Each blend is a list of words, a string of words, or null. Raises: ConfigError if the file
+    cannot be read or is invalid.
     """
     try:
         found = parse_json(_read(path))
