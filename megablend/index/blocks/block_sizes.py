@@ -95,8 +95,8 @@ class BlockSizes:
         return (kept + pieces if documents else kept), reading
 
     def dictionaries(self, ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the number of each block's column chunk, and the stored size in bytes of the
-        dictionary that the block needs, 0 if it needs none (two arrays int64 [n])."""
+        """Return two arrays int64 [n]: the number of the column chunk that contains each block; and
+        the stored size in bytes of the dictionary that the block needs, or 0 if it needs none."""
         numbers, sizes = self.snapshot.chunks_of(ids, "dictionary_bytes")
         needed = is_by_dictionary(self.snapshot.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)

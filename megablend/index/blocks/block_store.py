@@ -54,8 +54,8 @@ class BlockStore(BlockSizes):
     Args:
         snapshot: the opened index.
         append_eod: for each source of the index, the token inserted after each document, or None.
-        roots: for each source's name, the folder of its files; if absent, the folder recorded by
-            the last build.
+        roots: source name -> folder of the source's files. For a source without an entry, the
+            folder that the last build recorded is used.
         extra: the columns to read with the tokens, by source name.
         extra_bytes: maximum size in bytes of the cache of decoded pages of extra columns, since
             several blocks of tokens may need the same page.
@@ -92,7 +92,8 @@ class BlockStore(BlockSizes):
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
-        """The stores of a run's snapshots: several in a JoinedStore, otherwise the store itself."""
+        """The stores of a run's snapshots. A JoinedStore has one per snapshot; other stores have
+        only themselves."""
         return (self,)
 
     @property
@@ -297,9 +298,9 @@ class BlockStore(BlockSizes):
             )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Return the document offsets of blocks without end-of-document tokens, in the order of
-        `ids`, and the number of data bytes that were read; see BlockReader.find_pieces. Raises: see
-        `read`."""
+        """Return the document offsets of blocks, in the order of `ids`, and the number of data
+        bytes that were read; see BlockReader.find_pieces. The offsets do not count end-of-document
+        tokens. Raises: see `read`."""
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
         rows = self.snapshot.blocks(numbers[order])
@@ -336,7 +337,7 @@ class BlockStore(BlockSizes):
         )
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Check block numbers that a caller gave, and return them as int64 [n]. Raises: IndexError,
+        """Check block numbers from a caller, and return them as int64 [n]. Raises: IndexError,
         TypeError."""
         values = np.asarray(ids)
         if values.size and values.dtype.kind not in "iu":
@@ -351,8 +352,8 @@ class BlockStore(BlockSizes):
         return numbers
 
     def cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-        """Divide blocks by their files: yield the number of each file, and the slice of `numbers`
-        with the file's blocks (`numbers`: int64 [n], ascending)."""
+        """Group blocks by file. Yield the number of each file, and the slice of `numbers` that
+        contains its blocks (`numbers`: int64 [n], ascending)."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
         for start, stop in pairwise([*firsts.tolist(), len(files)]):
@@ -391,8 +392,8 @@ class JoinedStore(BlockStore):
         """Join the stores of a run's snapshots.
 
         Args:
-            extra: each source's extra columns, as in the store of its snapshot, by the source's
-                name in the JoinedSnapshot.
+            extra: the extra columns of each source, as they are in the store of its snapshot, by
+                the source's name in the JoinedSnapshot.
             roots: the folder of each source's files, by the same names.
         """
         self._stores = tuple(stores)

@@ -1,5 +1,5 @@
-"""Build document tables: the ranks count documents, each for a share of the files or of the ranges
-of blocks of large files; rank 0 joins the counts and commits the tables."""
+"""Build document tables. Each rank counts the documents of a share of the files; large files are
+divided into ranges of blocks. Rank 0 joins the counts and commits the tables."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def build_tables(
     launch: Communicator,
     stretch_bytes: int = STRETCH_BYTES,
 ) -> TablesReport:
-    """Build the document tables of sources, given by number, of an index whose documents were
-    counted. All ranks must call this function.
+    """Build document tables for sources of an index. The sources are given by number, and their
+    documents must have been counted. All ranks must call this function.
 
     Args:
         stretch_bytes: stored size in bytes of the blocks that a rank counts at a time.
@@ -109,9 +109,8 @@ def build_tables(
 def _find_missing(
     snapshot: Snapshot, sources: Sequence[int], stretch_bytes: int
 ) -> dict[int, list[BlockRange]]:
-    """Find the sources whose table is missing or damaged. Return the ranges of blocks to count for
-    each of these sources, by its number. Tables of older versions of megablend are completed
-    instead."""
+    """Find the sources whose table is missing or damaged. Return a dict: number of the source ->
+    ranges of blocks to count. Tables of older versions of megablend are completed instead."""
     cache = snapshot.store
     keys = {source: table_key(snapshot, source) for source in sources}
     for folder in cache.list_upgradable(DOCUMENTS):
@@ -126,8 +125,7 @@ def _find_missing(
 
 
 def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
-    """Join the document lengths of a source's ranges of blocks into a table, and commit the
-    table."""
+    """Join the document lengths of all ranges of a source into a table, and commit it."""
 
     def write(folder: Path) -> None:
         _write(cache, folder, parts)

@@ -1,8 +1,9 @@
-"""Replace damaged blocks by zeros, if the config says that their samples are masked.
+"""Replace damaged blocks with zeros, if the config says that samples with damaged blocks are
+masked.
 
-Only damage that every rank finds in the same way is replaced: bytes that violate their format or do
-not match a checksum (CorruptFileError). A file that is missing, has been replaced, or cannot be
-read is always an error.
+Only damage that is the same on every rank is replaced: bytes that violate their format or do not
+match a checksum (CorruptFileError). A file that is missing, has been replaced, or cannot be read is
+always an error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def find_masked(
     """Return which samples contain tokens of a damaged block.
 
     Args:
-        rows, blocks: int64 [m], the sample and the block of each span of the samples' tokens.
+        rows, blocks: int64 [m], the sample number and the block number of each span of tokens.
 
     Returns: bool [num_samples].
     """

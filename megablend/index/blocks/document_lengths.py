@@ -1,13 +1,13 @@
-"""Count the lengths of documents, block by block: the ranks share the ranges of blocks, and store
-the document lengths of each range in a file.
+"""Count the tokens of each document, block by block. Each rank counts a share of the ranges of
+blocks, and stores the document lengths of each range in a file.
 
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see sealed_numbers
 
-If a document is in several blocks, the lengths of its pieces are added up. The files of lengths are
-kept, so that a build continues from those of an earlier one that was killed, and only new files are
-counted when files are added. Tokens of `.bin/.idx` and Arrow files are not read. Parquet pages are
-read, since the boundaries of documents are encoded in their levels. When reads wait for a network,
-several ranges are counted at a time.
+If a document is in several blocks, the lengths of its pieces are added up. These files are kept, so
+that a build can continue the work of a build that was killed, and counts only new files when files
+are added. Tokens of `.bin/.idx` and Arrow files are not read. Parquet pages are read, since the
+boundaries of documents are encoded in their levels. When reads wait for a network, several ranges
+are counted at a time.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ _BATCH_BLOCKS = 64
 _LONGEST = (1 << 31) - 1
 """Maximum number of tokens of a document that a table can record."""
 _SEEN_SECONDS = 10.0
-"""Time in seconds until a file that another rank wrote is visible on a network file system."""
+"""Number of seconds to wait until a file that another rank wrote is visible on a network file
+system."""
 
 
 def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array, int]]:
     """Count the tokens of the documents that begin in blocks [first, end), a batch of blocks at a
     time.
 
-    The first block must begin with a document; tokens of a document beyond `end` are not counted.
+    The first block must begin with a document. If the last document continues in block `end`, its
+    tokens there are not counted.
 
     Args:
         store: reads an index whose documents were counted.
@@ -97,8 +99,8 @@ class BlockRange(NamedTuple):
 def split_into_ranges(
     snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Iterator[BlockRange]:
-    """Split a source's blocks into ranges. A range ends where a file ends, and within a file about
-    every `stretch_bytes`, before a block that begins with a document."""
+    """Split a source's blocks into ranges. A range ends at the end of a file or, within a file,
+    after about `stretch_bytes`, before a block that begins with a document."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
         file = snapshot.file(number)

@@ -53,8 +53,8 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
 def _check_counts(
     store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool
 ) -> None:
-    """Check that an extra column has as many values as its source has tokens, or rows if the column
-    is flat. Raises: ConfigError."""
+    """Check that an extra column has one value for each token of its source, or for each row if the
+    column is flat. Raises: ConfigError."""
     snapshot = store.snapshot
     for number, extra_number in zip(tokens.files, extra.files, strict=True):
         file = snapshot.file(number)

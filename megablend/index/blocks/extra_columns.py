@@ -1,9 +1,9 @@
 """Extra columns: columns with a value for each token of a source, such as loss weights.
 
-An extra column has blocks of its own in the index. A column of lists has as many values in each
-row as the row has tokens: the n-th token of a source has the column's n-th value. A flat column
-has one value per row, for all tokens of the row. Either way, the values for a block of tokens are
-a contiguous range of the column, which may begin and end within the column's blocks.
+An extra column has blocks of its own in the index. In a column of lists, each row has one value for
+each of its tokens: the n-th token of a source has the column's n-th value. A flat column has one
+value per row, for all tokens of the row. Either way, the values for a block of tokens are a
+contiguous range of the column, which may begin and end within the column's blocks.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class _NeededRanges(NamedTuple):
     counts: Int64s
     """Length of each range: int64 [n]."""
     has_previous: Bools
-    """Whether each range includes the value before those of the block's own tokens: bool [n]. That
-    value is needed if the last token of a document is in the previous block, and its
-    end-of-document token in this one."""
+    """Whether each range begins one value before the values of the block's own tokens: bool [n].
+    That value is needed if the last token of a document is in the previous block, and the
+    document's end-of-document token is in this one."""
 
 
 def read_extra_columns(
@@ -73,8 +73,8 @@ def read_extra_columns(
             document's last token.
 
     Returns: for each block, one read-only array per column.
-    Raises: CorruptFileError if rows of the two columns have different numbers of values; the errors
-        of `read`.
+    Raises: CorruptFileError if a row has different numbers of tokens and values; the errors of
+        `read`.
     """
     flags = snapshot.blocks(ids)["flags"]
     num_pieces = np.array([len(block.offsets) - 1 for block in blocks])

@@ -22,8 +22,8 @@ class TokenBlocks(NamedTuple):
     ids: Int64s
     """Numbers of the blocks in the index: int64 [n]."""
     first_rows: Int64s
-    """Row that each block's first piece belongs to, counted from the source's first row: int64
-    [n]."""
+    """Number of the row that contains each block's first piece: int64 [n]. Rows are numbered within
+    the source."""
     first_tokens: Int64s
     """Position of each block's first token among the source's tokens: int64 [n]."""
     num_pieces: Int64s
@@ -50,12 +50,12 @@ def check_rows(
     blocks: Sequence[DecodedBlock],
     found: ColumnBlocks,
 ) -> None:
-    """Check that the rows of a source and of an extra column begin at the same tokens, for some
-    blocks of the source.
+    """Check, for blocks of a source, that its rows and the rows of an extra column begin at the
+    same tokens.
 
     Args:
         tokens, blocks: positions and content of the blocks of tokens.
-        found: the blocks of the extra column with the values for these tokens.
+        found: the blocks of the extra column that contain the values for these tokens.
 
     Raises: CorruptFileError.
     """
@@ -86,7 +86,8 @@ def check_rows(
 def find_first_rows(
     snapshot: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]
 ) -> Int64s:
-    """Return the row that each block's first piece belongs to, counted from the column's first row.
+    """Return the number of the row that contains each block's first piece. Rows are numbered within
+    the column.
 
     Args:
         ids: int64 [n], the blocks.
@@ -100,7 +101,7 @@ def find_first_rows(
 
 
 def _list_row_starts(found: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64s:
-    """Return the positions in a column of the first number of each row: int64 [rows]."""
+    """Return the position of each row's first value in a column: int64 [rows]."""
     row_starts = [np.zeros(0, np.int64)]
     continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
     for start, block, continued in zip(found.starts, found.blocks, continues, strict=True):
@@ -109,7 +110,7 @@ def _list_row_starts(found: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64
 
 
 def _find_piece(block: DecodedBlock, token: int) -> int:
-    """Return the index of the block's piece that contains a token, given by its index in the
+    """Return the index of the piece that contains a token. `token` is the token's index in the
     block."""
     return int(np.searchsorted(block.offsets, token, side="right")) - 1
 
@@ -126,8 +127,8 @@ def _find_difference(expected: Int64s, found: Int64s) -> int | None:
 def _mismatch(
     snapshot: Snapshot, source: SourceEntry, column: ColumnEntry, block: int, row: int
 ) -> CorruptFileError:
-    """Return an error for a row with a wrong number of values, which begins in a block of a
-    source."""
+    """Return an error about a row that has the wrong number of values and begins in the given
+    block."""
     file = int(snapshot.file_of([block])[0])
     first_block = snapshot.file(file).first_block
     row -= int(np.diff(snapshot.running("rows_before", [source.blocks.start, first_block]))[0])

@@ -44,7 +44,7 @@ class SplitRanges:
     """The ranges of all splits of the first source, then those of the second source, and so on:
     PART_DTYPE [num_rows]."""
     edges: npt.NDArray[np.int64]
-    """Position in `rows` of the first range of each split of each source: int64 [num_sources *
+    """Index in `rows` at which the ranges of each source and split begin: int64 [num_sources *
     num_splits + 1]."""
 
     def ranges(self, source: int, split: int) -> Ranges:
@@ -169,7 +169,7 @@ def _find_ranges(
 def _find_documents(
     files: Sequence[_Documents], bounds: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return the ranges of documents of a split, numbered within the source.
+    """Return the ranges of documents in a split. Documents are numbered within the source.
 
     Args:
         files: the documents of each file of the source, in order.
@@ -193,8 +193,8 @@ def _find_documents(
 
 
 def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documents], list[int]]:
-    """Return the documents of each file that a source has in the last of the snapshots, and the
-    number of documents of each cohort. All snapshots must have the source."""
+    """Return the documents of each of a source's files in the last snapshot, and the number of
+    documents in each cohort. All snapshots must have the source."""
     files_of_key = dict[str, list[_Documents]]()
     cohort_sizes = list[int]()
     for cohort, store in enumerate(stores):
@@ -217,8 +217,9 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documen
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Return where each file of a source begins, without reading blocks: the number of the file's
-    first document in the source -> the result of `find_document` for that document."""
+    """Return the position at which each file of a source begins, without reading blocks. The result
+    is a dict: number of the file's first document in the source -> what `find_document` returns for
+    that document."""
     snapshot = store.snapshot
     entry = snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()

@@ -80,8 +80,9 @@ class FetchedCheck:
         self._storage = storage
 
     def __call__(self, fetched: FetchedRanges) -> None:
-        """Check fetched ranges, and replace those that differ by what is read again. Raises:
-        CorruptFileError if a range differs each time it is read; the errors of Storage.read."""
+        """Check fetched ranges. Read ranges that differ from their checksums again, and replace
+        them. Raises: CorruptFileError if a range differs each time it is read; the errors of
+        Storage.read."""
         path = fetched.ranges.path
         position = self._paths.index(path)
         wrong = list[tuple[int, Bytes]]()
@@ -110,8 +111,8 @@ class FetchedCheck:
             )
 
     def _find_wrong(self, position: int, offset: int, data: Bytes) -> list[tuple[int, Bytes]]:
-        """Return the ranges within `data` that differ from their checksums: the offset and a view
-        of the bytes of each."""
+        """Return the ranges within `data` that differ from their checksums, each as an offset and a
+        view of the bytes."""
         ranges = find_wrong(self._sums, place_in_sums(position, offset), data)
         return [(offset + start, data[start : start + size]) for start, size in ranges]
 
@@ -139,7 +140,7 @@ class OpenedReader(NamedTuple):
 
 
 class OpenFiles:
-    """A cache of readers of an index's files, by file number, which drops the least recently used
+    """A cache of the readers of an index's files. When it is full, it drops the least recently used
     reader. It can be shared between threads and used after a fork.
 
     Args:
@@ -152,8 +153,8 @@ class OpenFiles:
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same_content: dict[int, int] = {}
-        """Versions of files that have changed since the build but have the same content, by file
-        number."""
+        """File number -> version of the file, for files whose version has changed since the build
+        but whose content has not."""
         self._max_reader_bytes = OPEN_BYTES // MAX_OPEN_FILES
         self._opening = dict[tuple[int, int], threading.Lock]()
         """Locks by process and file. The process is part of the key because locks that the parent's

@@ -138,7 +138,7 @@ def find_document(
     before the document.
 
     Args:
-        document: number of the document in the source; the total number of documents stands for the
+        document: number of the document in the source, or the total number of documents to find the
             end of the source.
         read: a function that reads and decodes a block whose file may have moved; `store.read` by
             default.
@@ -203,8 +203,8 @@ class SplitBlocks(RangedBlocks):
 
     def stored_position(self, block: int, token: int) -> int:
         """Return the position of a token among the split's stored tokens, given its block in the
-        index and its position in that block. A token before the split's first token in that block
-        gets the position of the latter."""
+        index and its position in that block. If the token comes before the split's first token in
+        that block, return the position of that first token."""
         local = self.local_blocks(np.array([block]))
         before = int(self.before(local)[0])
         if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:
@@ -212,8 +212,8 @@ class SplitBlocks(RangedBlocks):
         return before + max(0, token - int(self.clips(local)[0]))
 
     def clips(self, blocks: Int64s) -> Int64s:
-        """Return, for each block, how many of its stored tokens precede its first token of this
-        split (int64 [n]). Blocks are given by their local numbers (int64 [n])."""
+        """Return how many stored tokens of each block precede the block's first token in this split
+        (int64 [n]). Blocks are given by their local numbers (int64 [n])."""
         if not self._is_clipped:
             return np.zeros(len(blocks), np.int64)
         ranges = self._find_ranges(blocks)

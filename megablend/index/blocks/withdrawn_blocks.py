@@ -33,8 +33,8 @@ class RemainingUnits(Generic[B]):
         self.num_tokens = units.num_tokens - int(self._withdrawn_before[-1])
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return the number of tokens before each block, without withdrawn tokens (`blocks` and
-        result: int64 [n])."""
+        """Return the number of tokens before each block, not counting withdrawn tokens (`blocks`
+        and result: int64 [n])."""
         tokens = self._units.before(blocks)
         # The last withdrawn range that begins at or before each block; -1 if there is none
         ranges = np.searchsorted(self._firsts, blocks, side="right") - 1
@@ -45,7 +45,7 @@ class RemainingUnits(Generic[B]):
         return remaining
 
     def remaining_before(self, token: int) -> int:
-        """Return how many tokens that are not withdrawn come before a token, which is given by its
+        """Return how many tokens before a token are not withdrawn. The token is given by its
         position among the tokens of all units."""
         last = int(np.searchsorted(self._starts, token, side="right")) - 1
         if last < 0:

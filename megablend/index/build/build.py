@@ -7,8 +7,8 @@ merges and commits the results.
     each rank  processes its share of files and parts of large files: reuses the fragment if there is one, else indexes the file
     rank 0     merges the fragments in source and file order, commits -> report to all ranks
 
-A build that is killed leaves only fragments, many of them in packs, or a completed commit; the next
-build continues from the fragments. An error on any rank terminates all ranks.
+A build that is killed leaves only fragments (many of them in packs) or a complete snapshot. The
+next build continues from the fragments. An error on any rank terminates all ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
     """The message that rank 0 sends to start the work of all ranks."""
 
     nonce: str
-    """The nonce that identifies this build's hold of the cache's lock."""
+    """The nonce that identifies this build as the holder of the cache's lock."""
     columns: Sequence[SourceSpec]
     """The columns to index."""
     work: Sequence[FileTask]
@@ -80,8 +80,8 @@ def build_index(
         storage: finds and reads the files.
         progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, DataError, CacheError if there is one process; with several ranks, one
-        prints its error and all exit with its exit code.
+    Raises: ConfigError, DataError, CacheError if there is only one process. With several ranks, one
+        rank prints its error, and all exit with the exit code of that error.
     """
     try:
         with translating(str(cache)):
@@ -161,8 +161,8 @@ def _list_files(
 
 
 def _share_known_files(launch: Communicator, storage: Storage) -> None:
-    """Exchange between all ranks the versions of files that each rank has requested, so that no
-    other rank requests them again."""
+    """Send the file versions that each rank has requested to all other ranks, so that they do not
+    request them again."""
     if launch.size > 1:
         for known in launch.allgather(storage.known_files()):
             storage.add_known_files(known)
@@ -214,7 +214,7 @@ def _make_folders(store: CacheStore) -> None:
 
 def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
     """Add a pack to `packed`; if it is damaged, remove it, so that its files will be indexed again.
-    Return the problem of the pack, or None."""
+    Return what is wrong with the pack, or None."""
     try:
         packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:

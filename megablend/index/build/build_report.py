@@ -45,7 +45,7 @@ class BuildReport:
     added: int
     """Number of files that the previous snapshot does not contain."""
     removed: int
-    """Number of files of these sources in the previous snapshot that no longer exist."""
+    """Number of these sources' files that are in the previous snapshot but no longer exist."""
     scanned_bytes: int
     """Bytes of file bodies that had to be read for counting."""
     seconds: float

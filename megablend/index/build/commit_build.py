@@ -41,11 +41,11 @@ from megablend.system.atomic_write import (
 
 
 class ColumnsTaken:
-    """Collects the column of the data files from which each source's tokens are read, while the
-    files of a build are merged.
+    """Records, while the files of a build are merged, from which column of the data files each
+    source's tokens are read.
 
     Attributes:
-        by_name: the column in the data files, if known, by the name of the column to index.
+        by_name: name of the column to index -> name of the column in the data files, if known.
     """
 
     def __init__(self) -> None:
@@ -87,8 +87,8 @@ def write_snapshot(
     Args:
         columns: all columns to index, in order.
         fragments: indexing result of each file of each column, in order.
-        found_columns: see ColumnsTaken.by_name, which is stored in roots.json. The mapping may be
-            filled while `fragments` is consumed.
+        found_columns: the mapping ColumnsTaken.by_name, which is stored in roots.json. The mapping
+            may be filled while `fragments` is consumed.
 
     Returns: the snapshot's digest, and whether the snapshot is new.
     Raises: CacheError if the cache cannot be written; the errors of `fragments`.
@@ -128,8 +128,8 @@ def _collect_ranges(
 
 
 def _is_intact(committed: Path, written: Path) -> bool:
-    """Return whether the snapshot that is already in the cache has the same content as the one just
-    written, and undamaged tables."""
+    """Return whether the snapshot that is already in the cache is undamaged and has the same
+    content as the one just written."""
     try:
         manifest = read_snapshot_manifest(committed)
         expected = read_snapshot_manifest(written)
@@ -165,15 +165,15 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
 
 
 def _file_versions(older: Snapshot, built: Snapshot) -> Numbers:
-    """Return the versions, as this build found them, of the files of an older snapshot; 0 for files
-    that have changed or were not found by this build (uint64 [num_files])."""
+    """Return the versions that this build found for the files of an older snapshot (uint64
+    [num_files]). The version is 0 if the file has changed, or if this build did not find it."""
     versions = dict(zip(_identities(built), built.seen.tolist(), strict=True))
     return np.array([versions.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
 def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Return the root, name and content of each file. A file that is in two snapshots has equal
-    tuples."""
+    """Return the root, name and content of each file. A file has the same tuple in every snapshot
+    that contains it."""
     roots = [snapshot.columns[column].root for column in snapshot.files.columns.tolist()]
     rows = zip(roots, snapshot.file_names(), snapshot.files.contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]
@@ -240,8 +240,8 @@ def _load_fragments(
     taken: ColumnsTaken,
     unused_bytes: list[str],
 ) -> Iterator[Fragment]:
-    """Yield the indexing result of each file, in order. Fill `taken` meanwhile, and add warnings
-    about unused bytes of files to `unused_bytes`."""
+    """Yield the indexing result of each file, in order. At the same time, fill `taken`, and add
+    warnings about unused bytes of files to `unused_bytes`."""
     for task in work:
         name = task.fragment
         column = task.column

@@ -1,5 +1,5 @@
 """Estimate the number of requests and bytes that indexing the files of an object store will take.
-All files, or a sample of them, are indexed on trial, up to the point where data would be read."""
+All files, or a sample of them, are indexed as a trial, which stops before data would be read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.transfer import RequestCount, extrapolate
 
 _FIRST_SAMPLE = 512
-"""Number of files in the first sample; in a smaller source, all files are tried."""
+"""Number of files in the first sample. If a source has fewer files, all of them are tried."""
 _MAX_RATIO = 1.5
 """More files are tried while the upper bound is larger than _MAX_RATIO times the lower bound."""
 _LARGE_SHARE = 256
@@ -30,7 +30,7 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[RequestCoun
     """Estimate the requests and bytes that indexing the files of a source takes.
 
     Returns: a lower and an upper bound, which are 0 for files on a local disk.
-    Raises: the errors of a build of the files that are tried.
+    Raises: the errors that a build would raise for the files that are tried.
     """
     columns = list_columns([source])
     none = RequestCount(0, 0)

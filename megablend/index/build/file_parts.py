@@ -1,8 +1,9 @@
 """Divide a large file into parts that are indexed separately, and join the indexes of the parts.
 
-A part consists of the chunks that begin in an equal share of the file's bytes. The number of parts
-depends only on the size of the file, so the next build can reuse the parts of one that was killed,
-with any number of ranks. The joined parts equal the result of indexing the whole file.
+The file's bytes are divided equally, and each part consists of the chunks that begin in its share.
+The number of parts depends only on the size of the file, so if a build is killed, the next build
+can reuse its parts with any number of ranks. The joined parts equal the result of indexing the
+whole file.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MAX_PARTS = 256
 
 
 def num_parts(size: int) -> int:
-    """Return the number of parts in which to index a file of `size` bytes, if its format can be
-    divided."""
+    """Return the number of parts into which a file of `size` bytes is divided, if its format allows
+    that."""
     return min(MAX_PARTS, max(1, size // PART_BYTES))
 
 
@@ -33,8 +34,8 @@ def part_span(size: int, part: int, count: int) -> tuple[int, int]:
 
 
 def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """Join the indexes of all parts of a file into the index of the file, whose chunks are in the
-    order of row groups. The parts must have the same structure."""
+    """Join the indexes of all parts of a file into an index of the whole file. Its chunks are in
+    the order of row groups. The parts must have the same structure."""
     chunks = np.concatenate([part.chunks for part in parts])
     first_chunks = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
     blocks = np.concatenate([part.blocks for part in parts])

@@ -1,8 +1,8 @@
-"""The work of a build for each file: reuse the fragment of the file; or index the file, as a whole
-or in parts, and store a fragment.
+"""The work of a build for each file. If the file has a fragment, the fragment is reused. Otherwise
+the file is indexed, as a whole or in parts, and a fragment is stored.
 
 Large files are indexed in parts (`file_parts`), so that several ranks can index one file together,
-and progress is reported meanwhile.
+and progress is reported before the whole file is done.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class FileTask:
     column: SourceSpec
     file: SourceFile
     documents: bool
-    """Whether the fragment counts documents; a fragment with counts also serves a column that does
-    not request them."""
+    """Whether the fragment counts documents. A fragment with counts can also be used for a column
+    that does not request them."""
     fragment: str
     """Name of the fragment."""
     known: bool
@@ -87,7 +87,8 @@ class TaskResult:
     scanned_bytes: int
     """Bytes of the file's body that had to be read for counting."""
     note: str | None
-    """A non-fatal problem of the existing fragment, or of the file; None if there is none."""
+    """A problem with the existing fragment or the file that does not stop the build; None if there
+    is none."""
 
 
 def plan_work(
@@ -228,7 +229,7 @@ def _check_unchanged(work: FileTask, storage: Storage) -> None:
 
 def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[str]:
     """Return warnings about files whose content does not agree with the options with which they are
-    read, but which existing runs may read. Raises: see Storage.read."""
+    read. Only files that existing runs may read are included. Raises: see Storage.read."""
     known = [task for task in work if _is_known(task)]
     threads = storage.limits(known[0].file.path).max_files if known else 1
     problems = parallel_map(lambda task: _describe_contradiction(task, storage), known, threads)
@@ -236,8 +237,8 @@ def describe_contradictions(work: Sequence[FileTask], storage: Storage) -> list[
 
 
 def _is_known(work: FileTask) -> bool:
-    """Return whether an existing run may read the file: the cache has an index of some version of
-    the file, or an index that contains the file is being repaired."""
+    """Return whether an existing run may read the file. This is the case if the cache has an index
+    of any version of the file, or if an index that contains the file is being repaired."""
     return work.known or work.changed or not work.column.patterns
 
 
@@ -248,8 +249,8 @@ def _describe_contradiction(work: FileTask, storage: Storage) -> str | None:
 
 
 def join_parts(work: FileTask, store: CacheStore) -> None:
-    """Join the fragments of a file's parts into the fragment of the file, and remove those of the
-    parts.
+    """Join the fragments of a file's parts into a fragment of the whole file, and remove the
+    fragments of the parts.
 
     Raises: ChangedFileError if the parts belong to different versions of the file; the errors of
         `await_fragment`; CacheError.

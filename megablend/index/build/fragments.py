@@ -74,13 +74,13 @@ class Fragment:
 
     @classmethod
     def of(cls, index: FileIndex, body: str) -> Fragment:
-        """Make the fragment of a file from the result of its format's indexing, and the digest of
+        """Make the fragment of a file from its index, which its format computed, and the digest of
         its body."""
         fields = {name: getattr(index, name) for name in _INDEXED}
         return cls(**fields, body=body, meta=_dump(index.meta))
 
     def make_index(self) -> FileIndex:
-        """Return the result of the format's indexing from which the fragment was made."""
+        """Return the FileIndex from which the fragment was made."""
         fields = {name: getattr(self, name) for name in _INDEXED}
         return FileIndex(**fields, meta=parse_json(self.meta))
 
@@ -101,7 +101,7 @@ def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> s
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the place and the answer in the name of a fragment."""
+    """Return the two parts of a fragment's name, `place` and `answer`."""
     place, _, answer = name.partition("-")
     return place, answer
 
@@ -189,8 +189,8 @@ def read_fragment(path: Path) -> Fragment:
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:
-    """Return the digests of the structure and of the body of the file that a fragment describes,
-    which together identify the content of the file; None if the fragment is damaged.
+    """Return the digests of a file's structure and of its body, given the file's fragment. Together
+    they identify the content of the file. Return None if the fragment is damaged.
 
     Raises: FileNotFoundError; CacheError if the fragment cannot be read.
     """
@@ -209,8 +209,8 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Raise CacheError in place of an OSError, except FileNotFoundError for a fragment that does
-    not exist."""
+    """Convert an OSError to a CacheError, except a FileNotFoundError for a fragment that does not
+    exist."""
     try:
         yield
     except FileNotFoundError:
@@ -226,8 +226,8 @@ def _dump(content: dict[str, Any]) -> str:
 
 
 def _parse_range(header: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the range of tokens in a fragment's header, or None if the range is missing, since an
-    older version wrote none, or invalid."""
+    """Return the range of tokens from a fragment's header. Return None if the range is invalid, or
+    if it is missing because an older version of megablend wrote the fragment."""
     match header.get("token_range"):
         case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
             return low, high
