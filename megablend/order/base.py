@@ -89,14 +89,15 @@ class Placed(NamedTuple):
 
 
 class Order(Protocol):
-    """An order in which a source's tokens are read. Safe to share between threads and to pickle."""
+    """An order in which a source's tokens are read. It can be shared between threads and
+    pickled."""
 
     memory_bytes: int
     """Upper bound of the memory that the order uses, in bytes (an estimate)."""
 
     def precompute(self) -> None:
-        """Store with the index the results that would be slow to compute when a run is opened.
-        Called by `build`. Raises CacheError."""
+        """Compute the results that would be slow to compute when a run is opened, and store them
+        with the index. `build` calls this. Raises CacheError."""
         ...
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
@@ -105,7 +106,7 @@ class Order(Protocol):
         Args:
             starts: int64 [n], first token of each range, 0 or more, in any order; start + length <
                 2^63.
-            length: 1 or more: one number for all ranges, or int64 [n].
+            length: one number for all ranges, or int64 [n]; 1 or more.
         """
         ...
 
@@ -147,8 +148,8 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Yield each distinct value of integers, in ascending order, and the indices at which it occurs
-    (`values`: [n]; indices: int64 [m], ascending)."""
+    """Yield each distinct value of an integer array, in ascending order, and the indices at which
+    it occurs (`values`: [n]; indices: int64 [m], ascending)."""
     if not len(values):
         return
     if len(values) == 1 or (values == values[0]).all():  # the common cases

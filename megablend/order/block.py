@@ -3,14 +3,14 @@ from its start to its end.
 
 With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative
 token counts when the epoch begins. Larger sources are shuffled at two levels, so that memory and
-time stay bounded, for one source of 10^8 blocks and for a hundred of 10^6: blocks are assigned to
-GROUPS groups, whose token totals are stored with the index; the groups are shuffled when an epoch
-begins, and a group's blocks when the group begins. Neighbours on disk belong to different groups,
-so that each group is spread over the whole source. Beyond GROUPS * RUNS blocks, runs of
-neighbouring blocks are assigned together, so that a group consists of about RUNS runs and needs as
-many index lookups, however large the source is. GROUPS is a prime, so no group consists of the
-blocks at one position of every file or row group. THRESHOLD, GROUPS and RUNS are part of the order:
-other values give another sequence of tokens.
+time stay bounded, for one source of 10^8 blocks as well as for a hundred sources of 10^6: blocks
+are assigned to GROUPS groups, whose token totals are stored with the index; the groups are shuffled
+when an epoch begins, and a group's blocks when the group begins. Neighbours on disk belong to
+different groups, so that each group is spread over the whole source. Beyond GROUPS * RUNS blocks,
+runs of neighbouring blocks are assigned together, so that a group consists of about RUNS runs and
+needs as many index lookups, however large the source is. GROUPS is a prime, so no group consists of
+the blocks at one position of every file or row group. THRESHOLD, GROUPS and RUNS are part of the
+order: other values give another sequence of tokens.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class BlockOrder(ListedOrder):
 
 
 def _starts_of(shuffled: Listing) -> Int64s:
-    """Return the number of tokens that the shuffled order has before each item, sorted by item
-    (int64 [n])."""
+    """Return the number of tokens before each item in the shuffled order, sorted by item (int64
+    [n])."""
     starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
     return starts
 

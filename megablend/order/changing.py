@@ -29,7 +29,8 @@ class ChangingOrder:
         self.memory_bytes = sum(order.memory_bytes for _, order in orders)
 
     def precompute(self) -> None:
-        """Store with the index the results that are slow to compute. Raises: CacheError."""
+        """Compute the results that are slow to compute, and store them with the index. Raises:
+        CacheError."""
         for _, order in self._orders:
             order.precompute()
 

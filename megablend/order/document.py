@@ -1,11 +1,11 @@
 """The document order: documents in a new random order every epoch, concatenated and split. It is a
 full shuffle, at the cost of reading a block for each document.
 
-Documents are shuffled as the block order shuffles blocks; the sequential order locates a document's
-tokens. With up to THRESHOLD documents, an epoch is one exact shuffle. Larger sources are assigned
-in turn to groups of about GROUP_DOCUMENTS, so that neighbours are never in the same group and the
-memory of an epoch stays bounded. Both numbers are part of the order: other values give another
-sequence of tokens.
+Documents are shuffled in the same way as blocks in the block order; the sequential order locates a
+document's tokens. With up to THRESHOLD documents, an epoch is one exact shuffle. The documents of
+larger sources are assigned in turn to groups of about GROUP_DOCUMENTS, so that neighbours are never
+in the same group and the memory of an epoch stays bounded. Both numbers are part of the order:
+other values give another sequence of tokens.
 """
 
 from __future__ import annotations

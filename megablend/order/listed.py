@@ -50,8 +50,8 @@ token, and the listing."""
 
 
 class ListedOrder(ABC):
-    """An order whose epochs consist of stretches. For each stretch, a listing says in which order
-    blocks are read."""
+    """An order whose epochs are divided into parts, called stretches. The listing of each stretch
+    says in which order blocks are read."""
 
     _blocks: Blocks
 
@@ -90,7 +90,7 @@ class ListedOrder(ABC):
 
 
 _NO_OUTPUT = np.empty((5, 0), np.int64)
-"""An output array without room for spans. Given this, `cut` only counts the spans."""
+"""An output array without room for spans. If `cut` gets this array, it only counts the spans."""
 
 
 class ListedSource(NamedTuple):
@@ -102,7 +102,7 @@ class ListedSource(NamedTuple):
     first_block: int = 0
     """Number of the source's first block."""
     skip: int = 0
-    """Number of tokens of the first block before the first token that the order counts."""
+    """Number of tokens at the start of the first block that the order does not count."""
 
 
 def locate_ranges(

@@ -11,12 +11,12 @@ from megablend.order.base import Blocks, Placed, Spans, by_value, find_blocks
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
-"""Maximum number of blocks of a source for which the edges of all blocks are looked up together. A
+"""If a source has at most this many blocks, the edges of all blocks are looked up together. A
 single lookup of all edges costs less than the many lookups of a binary search."""
 RUN_BLOCKS = 1 << 9
 """Number of neighbouring blocks of a larger source whose edges are looked up together."""
 KEPT_BLOCKS = 1 << 9
-"""Maximum number of blocks of a source whose edges are kept in memory, since a window of many
+"""If a source has at most this many blocks, their edges are kept in memory, since a window of many
 sources needs all edges of each source repeatedly."""
 
 

@@ -3,11 +3,11 @@ blocks, and stores the document lengths of each range in a file.
 
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see sealed_numbers
 
-If a document is in several blocks, the lengths of its pieces are added up. These files are kept, so
-that a build can continue the work of a build that was killed, and counts only new files when files
-are added. Tokens of `.bin/.idx` and Arrow files are not read. Parquet pages are read, since the
-boundaries of documents are encoded in their levels. When reads wait for a network, several ranges
-are counted at a time.
+If a document is in several blocks, the lengths of its pieces are added up. The files with the
+lengths are kept, so that a build can continue the work of a build that was killed, and counts only
+new files when files are added. Tokens of `.bin/.idx` and Arrow files are not read. Parquet pages
+are read, since the boundaries of documents are encoded in their levels. When reads wait for a
+network, several ranges are counted at a time.
 """
 
 from __future__ import annotations

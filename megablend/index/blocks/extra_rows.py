@@ -50,8 +50,8 @@ def check_rows(
     blocks: Sequence[DecodedBlock],
     found: ColumnBlocks,
 ) -> None:
-    """Check, for blocks of a source, that its rows and the rows of an extra column begin at the
-    same tokens.
+    """Check, for blocks of a source, that the source's rows and the rows of an extra column begin
+    at the same tokens.
 
     Args:
         tokens, blocks: positions and content of the blocks of tokens.

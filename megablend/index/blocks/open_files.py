@@ -178,8 +178,8 @@ class OpenFiles:
                 self._opening.pop(key, None)
 
     def _open(self, file: int) -> OpenedReader:
-        """Open a file until its description is the one that was indexed: at most once on a local
-        disk, otherwise up to MAX_OPENS times. Raises: the error of the last attempt."""
+        """Open a file. Over a network, try up to MAX_OPENS times until its description is the one
+        that was indexed. Raises: the error of the last attempt."""
         entry = self._snapshot.file(file)
         column = self._snapshot.columns[entry.column]
         path = self._snapshot.path(file, self._roots)

@@ -263,7 +263,8 @@ def _newest(store: CacheStore) -> Snapshot | None:
 
 
 def _files(snapshot: Snapshot | None) -> list[tuple[str, str]]:
-    """Return the source name and the file name of all files of sources."""
+    """Return the source name and the file name of each file. Files of extra columns are left
+    out."""
     if snapshot is None:
         return []
     # Columns with higher numbers are extra ones

@@ -157,8 +157,8 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 def ensure_fragment(
     work: FileTask, part: int, store: CacheStore, packs: PackWriter, storage: Storage
 ) -> TaskResult:
-    """Make sure that the result of indexing a file, or a part of it, is stored: the result of a
-    whole file in `packs`, that of a part as an undamaged fragment in the cache.
+    """Make sure that the result of indexing a file, or a part of it, is stored. The result for a
+    whole file is added to `packs`; the result for a part becomes a fragment in the cache.
 
     Raises: DataError, ConfigError from the file's format; ChangedFileError if the file changes
         during indexing; CacheError.

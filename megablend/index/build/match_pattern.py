@@ -24,7 +24,7 @@ from megablend.storage.find import Found
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 """File name endings of MosaicML MDS shards."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
-"""Matches the part of a file name that numbers a shard, as Hugging Face writes it."""
+"""Matches the number of a shard in a file name, as Hugging Face writes it."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 """File name endings of files with settings, which are not data."""
 
@@ -64,8 +64,8 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
 
 
 def advise_on_folder(folder: str, storage: Storage) -> str:
-    """Return advice on which pattern to use for a folder: the pattern for the most common of the
-    supported formats in it."""
+    """Return advice on which pattern to use for a folder. It suggests the pattern for the supported
+    format that is most common in the folder."""
     suffixes = list_suffixes()
     for pattern in ("*", "**/*"):
         below = location.join(location.escape_wildcards(folder), pattern)
@@ -110,8 +110,8 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
 
 
 def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
-    """Describe which of the two files that a Megatron prefix stands for is missing, and the
-    remedy."""
+    """Describe which of the two files with a Megatron prefix is missing, and how to solve the
+    problem."""
     missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
     # The remedy may be another format, for which a prefix is not a path
     path_remedy = f" and `path: {paths[0]}`" if pair[0].files else ""
@@ -120,8 +120,8 @@ def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Seque
 
 
 def _possible_data(spec: SourceSpec, paths: Iterable[str], suffixes: Collection[str]) -> list[str]:
-    """Return the files whose names suggest that they are data: those with a known ending; if the
-    source has a format, all except settings."""
+    """Return the files whose names suggest that they are data. If the source has a format, these
+    are all files except settings; otherwise they are the files with a known ending."""
     if spec.read.format is None:
         return [path for path in paths if find_suffix(path.lower(), suffixes)]
     return [path for path in paths if not path.lower().endswith(_SETTINGS_ENDINGS)]

@@ -8,8 +8,8 @@ flushes about ten files.
 A build writes packs at intervals, so that little work is lost if it is killed. An entry is looked
 up by `answer`, a part of the name of its fragment (see fragments.py). If the digest is wrong, the
 pack is ignored and its files are indexed again. If there are only a few results, they are stored as
-single fragments; so are results for parts of large files, and those of megablend 0.1.0. A build
-moves single fragments into a pack if there are many.
+single fragments. Results for parts of large files, and all results of megablend 0.1.0, are also
+single fragments. A build moves single fragments into a pack if there are many.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ _FIELDS = (*PLAIN_FIELDS, "meta", "column")
 
 
 class Pack:
-    """An opened pack, which was verified against its digest and is memory-mapped.
+    """A memory-mapped pack that has been verified against its digest.
 
-    Raises: CacheError if it is damaged or, with a cause, if it cannot be read.
+    Raises: CacheError if it is damaged, or if it cannot be read. The error has a cause only if the
+        pack cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,8 +105,7 @@ class Pack:
         )
 
     def names(self, part: str) -> list[str]:
-        """Return one part, `place` or `answer`, of the names of all fragments in the pack, in
-        order."""
+        """Return the part `place` or `answer` of each fragment's name, in the order of the pack."""
         names: list[str] = self._entries.column(part).to_pylist()
         return names
 
@@ -165,12 +165,12 @@ class Packed:
         return answer in self._by_answer
 
     def fragment(self, answer: str) -> Fragment:
-        """Return the fragment with this `answer`. Raises: KeyError."""
+        """Return the fragment with this `answer`. Raises: KeyError if there is none."""
         pack, number, _ = self._by_answer[answer]
         return pack.fragment(number)
 
     def name(self, answer: str) -> str:
-        """Return the name of the fragment with this `answer`. Raises: KeyError."""
+        """Return the name of the fragment with this `answer`. Raises: KeyError if there is none."""
         _, _, name = self._by_answer[answer]
         return name
 
@@ -195,7 +195,8 @@ class PackWriter:
         """`time.monotonic()` when the first pending result was added."""
 
     def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
-        """Add the indexing result of a file, and write a pack if it is time to. Raises: CacheError.
+        """Add the indexing result of a file. Write a pack if the results are large, many or old
+        enough. Raises: CacheError.
 
         Args:
             is_single: whether the cache already has a single fragment of the file.

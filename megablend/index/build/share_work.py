@@ -1,4 +1,4 @@
-"""Index one rank's share of the files, and parts of files, of a build."""
+"""Index one rank's share of a build's files and parts of files."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from megablend.system.log import LOG
 _POST_SECONDS = 0.2
 """Time between two messages to the other ranks about this rank's progress."""
 _TIMES_IN_TURN = 8
-"""If a format makes the requests for a file one after another, this many times more files are
-indexed at a time over a network."""
+"""Over a network, this many times more files are indexed at a time if a format makes the requests
+for a file one after another."""
 
 
 def index_share(
@@ -88,7 +88,7 @@ def _index_items(
     writer: PackWriter,
     storage: Storage,
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Index the items with the `assigned` numbers, over a network many at a time. Yield the number
+    """Index the items with the `assigned` numbers; over a network, many at a time. Yield the number
     and the result of each item as soon as it is done."""
     tasks = (work[items[i].number] for i in assigned)
     columns = {task.column.column_name: task.column for task in tasks}

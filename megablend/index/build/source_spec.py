@@ -59,13 +59,13 @@ class SourceSpec:
     paths: tuple[str, ...] = ()
     """Paths of the source's files, sorted; empty until they are found."""
     files: tuple[SourceFile, ...] = ()
-    """The source's files, sorted by name; empty until `with_files`."""
+    """The source's files, sorted by name; empty until `with_files` is called."""
     skipped: tuple[str, ...] = ()
     """Paths that are left out because they cannot be read, each with the reason."""
     note: str | None = None
     """A note about files that were found under several names, if any."""
     is_extra: bool = False
-    """Whether this object stands for an extra column of the source; see `list_columns`."""
+    """Whether this object describes an extra column of the source; see `list_columns`."""
 
     @property
     def column_name(self) -> str:

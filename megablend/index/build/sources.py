@@ -36,8 +36,8 @@ def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
-    """Find the files of sources, with their sizes and versions, in order; over a network, of
-    several sources at a time. Raises: see `list_source`."""
+    """Find the files of sources, with their sizes and versions, and yield the sources in order.
+    Over a network, several sources are searched at a time. Raises: see `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):
         yield from parallel_map(
@@ -46,11 +46,11 @@ def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[Sour
 
 
 def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
-    """Find the files of a source, each once, even if several links lead to it.
+    """Find the files of a source. A file is listed only once, even if several links lead to it.
 
     Raises: ConfigError if a pattern matches nothing, if files have several formats or an unknown
-        format, or if their format does not support the source's options; DataError if a path that
-        may be, or contain, one of the files cannot be read.
+        format, or if their format does not support the source's options; DataError if a path cannot
+        be read and may be one of the files, or a folder that contains one.
     """
     root = _root_of(spec)
     matches = dict[str, Match]()
@@ -148,8 +148,8 @@ def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None
 
 
 def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
-    """Return the format that all files of a source have. Only the first file with each suffix is
-    read. Raises: ConfigError."""
+    """Return the format of a source's files, which must be the same for all files. Only the first
+    file with each suffix is read. Raises: ConfigError."""
     known_suffixes = [suffix for kind in FORMATS.values() for suffix in kind.suffixes]
     formats: dict[str, str] = {}
     seen: set[str] = set()
@@ -191,8 +191,8 @@ def _remove_duplicates(
     links: Collection[str],
     storage: Storage,
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the paths of the files, each file once; and a note if other paths lead to the same
-    files or if there are `links` to folders, otherwise None."""
+    """Return one path for each file. Also return a note if other paths lead to the same files, or
+    if there are `links` to folders; otherwise None."""
     times = Counter(match.real for match in matches)
 
     def identify(match: Match) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Recognise, by the names of files and folders, splits of a dataset, copies of its rows, and former
+"""Use the names of files and folders to recognise splits of a dataset, copies of its rows, and old
 versions of its rows. A source should contain only one of these."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
 
 DATASET_DICT = "dataset_dict.json"
-"""The file in the folder of a Hugging Face DatasetDict that lists the names of the splits. Each
-split is a subfolder."""
+"""Name of the file in which a Hugging Face DatasetDict lists the names of its splits. Each split is
+a subfolder."""
 SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _SPLIT_WORD = re.compile(
     rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
@@ -68,8 +68,8 @@ def find_split_folders(folder: str, names: Collection[str], storage: Storage) ->
 def find_split_patterns(
     folder: str, names: Iterable[str], suffixes: Collection[str]
 ) -> dict[str, str]:
-    """Return a pattern for the files of each split whose name occurs in the names of files, or of
-    folders below `folder`; return an empty dict if there are fewer than two splits.
+    """Find splits whose names occur in the names of files, or of folders below `folder`. Return a
+    pattern for the files of each split, or an empty dict if there are fewer than two splits.
 
     Args:
         names: paths of the files; those without one of the suffixes are ignored.
@@ -99,7 +99,7 @@ def find_split_patterns(
 def list_doubts(
     root: str, patterns: Iterable[str], paths: Collection[str], storage: Storage
 ) -> list[str]:
-    """Return warnings if the files that the patterns of a source match, `paths`, may not be the
+    """Return warnings if `paths`, the files that match the patterns of a source, may not be the
     right files."""
     doubts = [describe_mixed_splits(root, paths), describe_cached_copies(paths)]
     # Files that are listed one by one may be the current files of a table
@@ -109,8 +109,8 @@ def list_doubts(
 
 
 def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
-    """Return a warning if the files of a source belong to several splits, judging by the names of
-    files and folders; otherwise None."""
+    """Return a warning if the names of files and folders suggest that the files of a source belong
+    to several splits; otherwise None."""
     first_paths = dict[str, str]()
     for path in sorted(paths):
         found = _SPLIT_WORD.search(location.make_relative(path, root))
@@ -126,8 +126,8 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
 
 
 def is_cached_copy(path: str) -> bool:
-    """Return whether a file, judging by its name, contains results that Hugging Face's datasets
-    caches next to the data."""
+    """Return whether the name of a file suggests that it contains results that Hugging Face's
+    datasets cached next to the data."""
     return _CACHE_NAME.fullmatch(location.get_name(path)) is not None
 
 
@@ -144,8 +144,9 @@ def describe_cached_copies(paths: Collection[str]) -> str | None:
 
 
 def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
-    """Return the problem with reading all data files in a folder, `paths`, if the folder belongs to
-    a table, such as Delta Lake's; None if it does not, or if that cannot be determined."""
+    """If a folder belongs to a table, such as a Delta Lake table, return the problem with reading
+    all data files in the folder, `paths`. Return None if it does not, or if this cannot be
+    determined."""
     if not any(map(_UUID.search, paths)):
         return None  # without a request to an object store
     while "=" in location.get_name(folder):  # a partition

@@ -59,8 +59,8 @@ class RunningTotals:
         """Return the number of each file's first block (int64 [num_files]), and the columns of all
         blocks of the batch. Add these blocks to the totals.
 
-        If documents are not requested, some formats and fragments still count them. These counts
-        are dropped, along with blocks without tokens, so that a snapshot does not depend on earlier
+        Some formats and fragments count documents even if this is not requested. These counts are
+        dropped, and so are blocks without tokens, so that a snapshot does not depend on earlier
         contents of the cache.
         """
         blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
@@ -156,8 +156,8 @@ def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iter
 
 
 def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of the chunk table for a batch of files, whose first file has number
-    `first_file`."""
+    """Return the columns of the chunk table for a batch of files. `first_file` is the number of the
+    first file."""
     chunks = join_tables((fragment.chunks for _, fragment in batch), CHUNK_DTYPE)
     files = np.repeat(
         np.arange(first_file, first_file + len(batch)),

@@ -6,9 +6,9 @@ request, in one pass over all data.
                                   manifest.json  sizes and checksums of these tables
 
 The *place* of a range identifies its first byte: the lower bits are the offset in a file, and the
-upper bits say which of the files of `Format.files` it is, such as the `.idx` of a pair. The
-checksums are not part of the snapshot's digest. Bytes that are read over a network, or from local
-files that were moved, copied or touched since the build, are compared with their checksums: see
+upper bits are the index of the file in `Format.files`, since a pair has two files. The checksums
+are not part of the snapshot's digest. Bytes that are read over a network, or from local files that
+were moved, copied or touched since the build, are compared with their checksums: see
 `index.blocks.open_files`.
 """
 
@@ -41,7 +41,7 @@ _POSITION_SHIFT = 56
 `Format.files`."""
 FILE_COLUMNS = np.dtype([("first_range", "<i8")])
 Sums = npt.NDArray[np.void]
-"""Checksums of ranges: RANGE_COLUMNS [n], sorted by `offset`, whose values are places."""
+"""Checksums of ranges: RANGE_COLUMNS [n], sorted by the field `offset`, which contains places."""
 
 
 def place_in_sums(position: int, offset: int) -> int:
@@ -70,8 +70,8 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Compute the checksums of a file, given by its number: read all of its blocks as readers do,
-    and return the checksums of the ranges that are read. Raises: see BlockReader.byte_ranges and
+    """Compute the checksums of a file, given by its number. Read all of its blocks as readers do,
+    and return the checksum of each range that is read. Raises: see BlockReader.byte_ranges and
     Storage.read."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]

@@ -1,5 +1,5 @@
 """Document tables: the number of tokens of each document of a source, for orders that arrange
-documents one by one.
+single documents.
 
     <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
                                   starts.arrow    running counts before every EVERY-th document, and the totals
@@ -149,9 +149,9 @@ class DocumentTable:
                 )
 
     def _group_values(self, groups: Int64s) -> Int64s:
-        """Return the values that the checksums of groups cover: for each group the two running
-        counts, then the lengths, two in each number (`groups`: int64 [n]; result: int64 [2 + EVERY
-        / 2, n])."""
+        """Return the values that the checksums of groups cover. For each group, these are the two
+        running counts, then the lengths, with two lengths in each number (`groups`: int64 [n];
+        result: int64 [2 + EVERY / 2, n])."""
         # Shape: groups, documents of a group
         documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
         inside = documents < self.num_documents
@@ -220,7 +220,7 @@ class PartDocuments(RangedBlocks):
 
 
 def table_key(snapshot: Snapshot, source: int) -> str:
-    """Return the name of the folder of the document table of a source, which is given by its
+    """Return the name of the folder for the document table of a source. The source is given by its
     number. The table may not exist."""
     key = [VERSION, *snapshot.files.keys(snapshot.sources[source])]
     return hex_digest(json.dumps(key))

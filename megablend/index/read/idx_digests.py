@@ -101,7 +101,7 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> RequestCoun
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:
     """Read the digests of a file, given the digest of its structure. Return None if the digests are
-    missing, damaged or cannot be read."""
+    missing or damaged, or cannot be read."""
     with contextlib.suppress(CacheError):
         return read_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)
     return None

@@ -1,10 +1,10 @@
 """Several snapshots of a run, read as one: their files, chunks and blocks are numbered
 consecutively, in the order of the snapshots.
 
-The tables are not copied: each row is read from the table of its snapshot, and verified there. A
-source keeps its name in the last snapshot that has it; in earlier snapshots the number of the
-snapshot is appended, so that names are unique. A file that was renamed is read from its path in the
-last snapshot that has its content.
+The tables are not copied: each row is read from the table of its snapshot, and verified there. In
+the last snapshot that has a source, the source keeps its name. In earlier snapshots, the number of
+the snapshot is appended to the name, so that names are unique. A file that was renamed is read from
+its path in the last snapshot that has its content.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class GoneFile(NamedTuple):
     snapshot: int
     """Number of the last snapshot that contains the file."""
     numbers: list[int]
-    """Numbers of all files with this content: first the file's number in that snapshot, then those
-    of files in earlier snapshots."""
+    """Numbers of all files with this content: first the file's number in that snapshot, then the
+    numbers of files in earlier snapshots."""
 
 
 class JoinedSnapshot(Snapshot):
@@ -125,8 +125,8 @@ class JoinedSnapshot(Snapshot):
 
     @cached_property
     def _renamed(self) -> dict[int, int]:
-        """For each file that has been renamed or moved in a later snapshot: the number of a file
-        with its content in the last snapshot that has that content."""
+        """Number of each file that has been renamed or moved in a later snapshot -> number of a
+        file with the same content in the last snapshot that has this content."""
         # Source and column -> key of the content -> path in the last snapshot with this content ->
         # number of the file
         latest = dict[tuple[str, str], dict[str, dict[str, int]]]()
@@ -165,8 +165,8 @@ class JoinedSnapshot(Snapshot):
         ]
 
     def list_gone(self, sources: Sequence[str]) -> list[GoneFile]:
-        """List the files of the named sources whose content is not in the last snapshot. If the
-        last snapshot with some content has several files with it, each is listed."""
+        """List the files of the named sources whose content is not in the last snapshot. If several
+        files have the same content in the last snapshot that has this content, each is listed."""
         last = len(self.snapshots) - 1
         gone = list[GoneFile]()
         # For each source and content: the listed files; empty if the last snapshot has the content
@@ -191,8 +191,7 @@ class JoinedSnapshot(Snapshot):
         return gone
 
     def list_repeated(self) -> list[int]:
-        """List the numbers of those files of earlier snapshots whose content is also in a later
-        snapshot."""
+        """List the numbers of the files whose content is also in a later snapshot."""
         names = list({entry.name for each in self.snapshots for entry in each.sources})
         last = len(self.snapshots) - 1
         counted = set(self.files_of(last, names)).union(
@@ -242,8 +241,8 @@ class _JoinedTable:
         return joined
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """Find the last rows at which a column is at most given values; see CheckedTable.find_last.
-        All rows of `span` must belong to one table."""
+        """Find, for each value, the last row at which a column is at most that value; see
+        CheckedTable.find_last. All rows of `span` must belong to one table."""
         number = int(self._find_tables(np.array([span.start]))[0])
         first = int(self._first_rows[number])
         shift = self._shifts[group][number, RUNNING.index(name)]
@@ -357,9 +356,9 @@ def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> 
 
 
 def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:
-    """Return the numbers to add to columns `names` of each table: those of `firsts` for column
-    `shifted`, which contains row numbers of another table, and 0 for the other columns (int64
-    [num_tables, len(names)])."""
+    """Return the numbers to add to the columns `names` of each table (int64 [num_tables,
+    len(names)]). Column `shifted` contains row numbers of another table, so `firsts` is added to
+    it. The numbers for the other columns are 0."""
     shifts = np.zeros((len(firsts) - 1, len(names)), np.int64)
     shifts[:, list(names).index(shifted)] = firsts[:-1]
     return shifts

@@ -4,8 +4,8 @@ is called a generation.
 A snapshot gets its final name last, so a snapshot with such a name is complete. Opening checks the
 manifest, the table of files and the sizes of the tables, in constant time for any number of blocks;
 rows of the larger tables are verified when they are read (`row_checks`). Apart from its roots, the
-content of a snapshot is the same for the same data, options and version, independent of the
-location and the number of processes of the build. `cache_folders` describes the layout of a cache.
+content of a snapshot depends only on the data, the options and the version, not on the location or
+the number of processes of the build. `cache_folders` describes the layout of a cache.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Snapshot:
         digest: identifies the snapshot; also the name of its folder, `folder`.
         store: the store of the cache that contains the snapshot.
         sources: the sources, in the order of the build.
-        roots: the folder of each source's files as of the last build, by source name.
-        columns: all columns of the sources; column i of the first num_sources contains source i's
-            tokens; extra columns follow.
+        roots: source name -> folder of the source's files at the last build.
+        columns: all columns of the sources. The first num_sources columns contain the tokens of the
+            sources, in the same order; the extra columns follow.
         files: the table of files, by number.
         num_files, num_blocks: numbers of files and blocks of all columns.
         tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the
@@ -118,8 +118,8 @@ class Snapshot:
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """The version of each file at the last build, see `file_versions` (uint64 [num_files]); 0
-        if unknown.
+        """The version of each file at the last build, or 0 if it is unknown (uint64 [num_files]);
+        see `file_versions`.
 
         Raises: CacheError.
         """
@@ -132,7 +132,7 @@ class Snapshot:
     @property
     def token_ranges(self) -> Int64s:
         """The smallest and the largest token of each file (int64 [num_files, 2]). If they are
-        unknown, the smallest exceeds the largest. Raises: CacheError."""
+        unknown, the first number is larger than the second. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
     def file_names(self) -> list[str]:
@@ -179,7 +179,7 @@ class Snapshot:
         return numbers, values[positions]
 
     def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
-        """Check that all numbers of chunks are in [low, high). Raises: CacheError."""
+        """Check that all chunk numbers are in [low, high). Raises: CacheError."""
         if ((chunks < low) | (chunks >= high)).any():
             raise DamagedCacheError.of(
                 f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file"
@@ -235,8 +235,8 @@ class Snapshot:
         return rows
 
     def running(self, name: str, ids: npt.ArrayLike) -> Int64s:
-        """Return verified values of tokens_before, rows_before or ends_before, given by its name,
-        at blocks (`ids` and result: int64 [n]). Raises: CacheError."""
+        """Return the values of a running count at blocks, and verify them (`ids` and result: int64
+        [n]). `name` is tokens_before, rows_before or ends_before. Raises: CacheError."""
         all_counts = self._blocks.take("running", np.asarray(ids, np.int64))
         counts: Int64s = all_counts[RUNNING.index(name)]
         return counts
@@ -253,7 +253,7 @@ class Snapshot:
         return tokens
 
     def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
-        """Find, for each value, the last block of `span` before which a running count is at most
+        """Find, for each value, the last block of `span` at whose start a running count is at most
         that value.
 
         Args:

@@ -52,7 +52,7 @@ def splits(cache: Path) -> Path:
 
 
 def external_references_dir(cache: Path) -> Path:
-    """Return the folder, next to a cache, in which users of snapshots other than runs register.
-    Each `*.json` file in this folder has a field `index`, the digest of a snapshot that must be
-    kept."""
+    """Return the folder next to a cache in which programs other than runs register the snapshots
+    that they use. Each `*.json` file in this folder has a field `index`, the digest of a snapshot
+    that must be kept."""
     return Path(f"{cache.absolute()}-documents")

@@ -27,14 +27,14 @@ from megablend.system.limited_json import parse_json
 
 _MAGIC = b"megablend tokens"
 _UNKNOWN = (1, 0)
-"""The token range that is stored for a file whose tokens are unknown: the smallest exceeds the
-largest."""
+"""The token range that is stored for a file whose tokens are unknown. Its start is larger than its
+end."""
 Ranges = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """A file of a snapshot, as far as one indexed column is concerned: a row of the file table."""
+    """A file of a snapshot, with one of its indexed columns: a row of the file table."""
 
     name: str
     """The file's name, relative to the source's root."""
@@ -121,8 +121,8 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """Return a key for the content of each file of a column. The same content that is read in
-        the same way has the same key in all snapshots, wherever the file is stored."""
+        """Return a key for the content of each file of a column. Files with the same content that
+        are read in the same way have the same key in all snapshots, wherever they are stored."""
         files = self._files.slice(column.files.start, len(column.files))
         columns = [
             files.column(name).to_pylist()
@@ -201,7 +201,7 @@ def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
 
 def read_ranges(folder: Path, num_files: int) -> Ranges:
     """Read the smallest and the largest token of each file (int64 [num_files, 2]). If they are
-    unknown, the smallest exceeds the largest. Raises: CacheError."""
+    unknown, the first number is larger than the second. Raises: CacheError."""
     numbers = read_numbers(
         folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
     )

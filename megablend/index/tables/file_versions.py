@@ -31,7 +31,7 @@ ranges."""
 _MAGIC = b"megablend seen 1"
 _WARNED_SLOTS = 1 << 16
 _warned = mmap.mmap(-1, _WARNED_SLOTS)
-"""One byte for each hash of a path, which is set once a warning about the path was issued. The
+"""One byte for each hash of a path, which is set when a warning about the path is issued. The
 memory is shared with forked processes, since a DataLoader forks new workers for every epoch."""
 Numbers = npt.NDArray[np.uint64]
 

@@ -64,8 +64,7 @@ def find_superseded(
 
 
 def _time_superseded(entry: Entry, newer: Entry) -> float:
-    """Return the latest time at which a snapshot can have been superseded by `newer` as the newest
-    one.
+    """Return the latest time at which `newer` can have replaced a snapshot as the newest one.
 
     A snapshot is committed again by every build that results in it. If `newer` was created after
     the last commit of the older snapshot, it superseded the older one when it was created, however

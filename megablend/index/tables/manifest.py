@@ -74,8 +74,8 @@ def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a snapshot. Raises: CacheError if the manifest is missing, damaged, or
-    of a newer format version."""
+    """Read the manifest of a snapshot. Raises: CacheError if the manifest is missing or damaged, or
+    has a newer format version."""
     path = f"{folder}/{MANIFEST}"
     manifest = _parse_json(path, _read_bytes(path))
     version = manifest.get("format_version")
@@ -126,8 +126,8 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
-    """Check the fields of all sources. The types of fields are checked only once for all sources
-    whose fields have the same types, since there may be thousands of sources."""
+    """Check the fields of all sources. There may be thousands of sources, so types are checked only
+    once for all sources whose fields have the same types."""
     checked = set[tuple[type, ...]]()
     get_fields = itemgetter(*_SOURCE_FIELDS)
     for source in sources:

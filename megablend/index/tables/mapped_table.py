@@ -42,11 +42,11 @@ class MappedTable:
     mapped_bytes = 64 << 20
     """Tables of up to this size in bytes are always read through the mapping."""
     ahead_rows = 256
-    """Minimum number of separate reads for which the system is asked to read ahead, since few of so
-    many ranges are likely to be in the page cache."""
+    """If there are at least this many separate reads, the system is asked to read ahead, since few
+    of so many ranges are likely to be in the page cache."""
     region_rows = 1 << 14
-    """Number of rows, of 4 bytes each, that the system may map on one access. They are a region of
-    64 KiB."""
+    """Number of rows of 4 bytes in a region of 64 KiB. The system may map a whole region when one
+    row is accessed."""
     portion_regions = 8
     """Number of regions that are accessed before the memory of a portion is released."""
 

@@ -52,8 +52,8 @@ class RangedBlocks(ABC):
     """Blocks in one or more ranges, numbered from 0. Documents are treated as if each were a block.
 
     Args:
-        firsts: int64 [num_ranges], number of each range's first block in the index (of its first
-            document in the source).
+        firsts: int64 [num_ranges], number of each range's first block in the index, or of its first
+            document in the source.
         counts: int64 [num_ranges], number of blocks of each range.
         tokens: int64 [num_ranges], number of tokens of each range.
 
@@ -85,8 +85,8 @@ class RangedBlocks(ABC):
         return numbers
 
     def local_blocks(self, numbers: Int64s) -> Int64s:
-        """Convert numbers of blocks in the index to local numbers (int64, of the same shape). A
-        block that is in no range is replaced by the next block that is."""
+        """Convert numbers of blocks in the index to local numbers (int64, of the same shape). For a
+        block that is in no range, return the number of the next block in a range."""
         ranges = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
         inside = np.maximum(numbers - self._firsts[ranges], 0)
         local: Int64s = np.minimum(self._offsets[ranges] + inside, self._offsets[ranges + 1])

@@ -43,8 +43,8 @@ def parse_numbers(
     magic: bytes = b"",
     key: bytes = b"",
 ) -> Numbers | None:
-    """Parse the content of a file of numbers: `count` of them, or all if `count` is None. Return
-    None if the data is damaged."""
+    """Parse the content of a file that contains `count` numbers, or any number of them if `count`
+    is None. Return None if the data is damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
         return None
@@ -78,7 +78,7 @@ class ComputedNumbers:
         cache: folder of the cache.
         owner: digest of the snapshot or the table of documents that the numbers were computed from;
             the file is removed together with it.
-        request: everything that the numbers depend on; it must be possible to write this as JSON.
+        request: everything that the numbers depend on; must be serializable as JSON.
     """
 
     def __init__(self, cache: Path, owner: str, request: Sequence[object]) -> None:
@@ -86,7 +86,7 @@ class ComputedNumbers:
         self._path = splits(cache) / f"{owner}-{self._key.hex()}"
 
     def find(self, dtype: np.dtype[Any], count: int | None = None) -> Numbers | None:
-        """Return the numbers ([count]), or None if the file is missing, damaged or cannot be
+        """Return the numbers ([count]), or None if the file is missing or damaged, or cannot be
         read."""
         with contextlib.suppress(CacheError):
             return read_numbers(self._path, dtype, count, key=self._key)

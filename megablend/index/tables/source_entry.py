@@ -116,8 +116,8 @@ def make_columns(
     last_build: Mapping[str, Any],
     measure: Callable[[], tuple[Int64s, Int64s]],
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
-    """Make the entries of the sources in a manifest. The manifest lists extra columns after all
-    sources; the field `extra_of` of each is the name of its source.
+    """Make the entries of the sources in a manifest. The manifest lists the sources first, then the
+    extra columns. The field `extra_of` of an extra column is the name of its source.
 
     Args:
         folder: folder of the snapshot, for messages.

@@ -43,8 +43,8 @@ def is_complete(folder: Path) -> bool:
 
 
 def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path], object]) -> None:
-    """Write tables and a manifest, and commit them as folder `name` of a kind of the cache's
-    folders. Raises: CacheError.
+    """Write tables and a manifest, and commit them to the cache as the folder `name` of this kind.
+    Raises: CacheError.
 
     Args:
         write: a function that writes the tables to an empty folder.

@@ -39,8 +39,8 @@ BLOCK_COLUMNS = np.dtype(
         ("ends_before", "<i8"),  # documents with tokens that end in earlier blocks
     ]
 )
-"""The columns of the block table, 46 bytes per block. The table has one row more than blocks: the
-last row contains the totals, and zeros in all other columns."""
+"""The columns of the block table, 46 bytes per block. The table has one row more than there are
+blocks. The last row contains the totals, and zeros in all other columns."""
 
 CHUNK_COLUMNS = np.dtype(
     [

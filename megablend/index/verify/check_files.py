@@ -33,9 +33,9 @@ class FileChecker:
         self._roots = dict(roots)
         self._storage = storage.for_checking()
         self._touched = set[int]()
-        """Numbers of checked files whose times or inodes have changed since they were indexed, but
-        not their sampled content. This is a set because files are checked repeatedly during
-        training."""
+        """Numbers of checked files whose times or inodes have changed since they were indexed,
+        although their sampled content is the same. This is a set because files are checked
+        repeatedly during training."""
 
     def check(self, number: int) -> DataError | None:
         """Check a file. Return an error that describes the problem, or None if it is the file that
@@ -63,8 +63,8 @@ class FileChecker:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A tuple with one warning about the checked files of which only samples were compared;
-        empty if there are no such files."""
+        """A tuple that contains a warning if only samples were compared for any of the checked
+        files; otherwise an empty tuple."""
         touched = tuple(self._touched)  # other threads may add numbers meanwhile
         if not touched:
             return ()

@@ -65,8 +65,8 @@ def collect(
             called while the cache is locked.
         dry_run: whether to remove nothing, and only report what would be removed.
 
-    Raises: CacheError if there is no cache, if a build is running (or it is unknown whether one
-        is), or if a kept snapshot is damaged; the errors of `needed`.
+    Raises: CacheError if there is no cache, if a build is running or may be running, or if a kept
+        snapshot is damaged; the errors of `needed`.
     """
     store = find_existing(cache)
     # A dry run writes nothing, not even a lock, since its user may have no write permission

@@ -1,5 +1,5 @@
-"""Rebuild a damaged index from the files that it lists. A build of the config may not do this,
-since a run may use an older index than the one that a build would make now."""
+"""Rebuild a damaged index from the files that it lists. A build from the config may not restore the
+same index, since a run may use an older index than the one that a build would make now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_indexed_files(
     Args:
         roots: source name -> folder to which the names of its files are relative; used if the
             folders that the index recorded cannot be read.
-        block_bytes: the value of the option that the index was built with.
+        block_bytes: the value of this option when the index was built.
 
     Raises: CacheError if the manifest of the index or its table of files is also damaged.
     """

@@ -1,4 +1,5 @@
-"""Check that a cache is unchanged since it was committed, and its data since it was indexed."""
+"""Check that a cache has not changed since it was committed, and that its data has not changed
+since it was indexed."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def _file_kind_problems(
 
 
 def _folder_problems(store: CacheStore, kind: str, how_to_remake: str) -> Iterator[str]:
-    """Yield the problems of all folders of one kind, whose content can be removed and made
+    """Yield the problems of all folders of one kind. A folder of this kind can be removed and made
     again."""
     for entry in store.list_entries(kind):
         remedy = f"remove {store.location}/{kind}/{entry.name}, and {how_to_remake}"

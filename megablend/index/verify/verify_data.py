@@ -49,7 +49,7 @@ class SnapshotUse:
     problems."""
 
     repair: str = REPAIR_REMEDY
-    """Remedy for damaged tables; if the snapshot is not needed, remedy for all of its problems."""
+    """The remedy for damaged tables or, if the snapshot is not needed, for all of its problems."""
     missing: str = MISSING_REMEDY
     """Remedy for files that do not exist."""
     is_needed: bool = True
@@ -145,7 +145,7 @@ class _FilePaths:
         return snapshot.path(number, self._roots[snapshot.digest])
 
     def find_renamed(self, snapshot: Snapshot, number: int) -> str:
-        """Return the path of a file of a snapshot in the last snapshot that has its content."""
+        """Return the path that a file has in the last snapshot with the same content."""
         before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
         joined_number = sum(each.num_files for each in before) + number
         last, number_there = self._joined.find_last(joined_number)
