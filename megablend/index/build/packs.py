@@ -195,8 +195,8 @@ class PackWriter:
         """`time.monotonic()` when the first pending result was added."""
 
     def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
-        """Add the indexing result of a file. Write a pack if the results are large, many or old
-        enough. Raises: CacheError.
+        """Add the indexing result of a file. If there are enough results, or if the first one is
+        old enough, write a pack. Raises: CacheError.
 
         Args:
             is_single: whether the cache already has a single fragment of the file.

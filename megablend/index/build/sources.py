@@ -49,8 +49,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find the files of a source. A file is listed only once, even if several links lead to it.
 
     Raises: ConfigError if a pattern matches nothing, if files have several formats or an unknown
-        format, or if their format does not support the source's options; DataError if a path cannot
-        be read and may be one of the files, or a folder that contains one.
+        format, or if their format does not support the source's options; DataError if a path that
+        cannot be read may be one of the files, or a folder that contains one.
     """
     root = _root_of(spec)
     matches = dict[str, Match]()
@@ -191,8 +191,8 @@ def _remove_duplicates(
     links: Collection[str],
     storage: Storage,
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return one path for each file. Also return a note if other paths lead to the same files, or
-    if there are `links` to folders; otherwise None."""
+    """Return one path for each file, and a note. The note is None unless other paths lead to the
+    same files, or there are `links` to folders."""
     times = Counter(match.real for match in matches)
 
     def identify(match: Match) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ class MappedTable:
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-        """Yield consecutive slices of `rows` (int64 [n], row numbers in any order). In a large table,
-        the mapped memory is released after each slice has been used."""
+        """Yield consecutive slices of `rows` (int64 [n], row numbers in any order). In a large
+        table, the mapped memory is released after each slice has been used."""
         if not self._is_large:
             yield slice(0, len(rows))
             return
