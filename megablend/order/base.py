@@ -21,7 +21,7 @@ class Blocks(Protocol):
     """Tokens per epoch, above 0."""
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Return how many tokens come before each block.
+        """Return the number of tokens before each block.
 
         Args:
             blocks: int64 [n], block numbers from 0 to num_blocks inclusive.
@@ -72,8 +72,8 @@ class Spans(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The positions at which an epoch reads ranges of a source's stored tokens, in parts that are
-    not empty. The fields are arrays of int64 [m].
+    """The positions at which an epoch reads ranges of a source's stored tokens. The ranges are
+    split into parts that are not empty. The fields are arrays of int64 [m].
 
     Stored tokens are counted from the source's first block on, in file order.
     """

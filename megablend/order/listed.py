@@ -98,7 +98,7 @@ class ListedSource(NamedTuple):
 
     order: ListedOrder
     shift: int = 0
-    """The number that is added to positions; see `Reading.shift`."""
+    """The number to add to positions; see `Reading.shift`."""
     first_block: int = 0
     """Number of the source's first block."""
     skip: int = 0

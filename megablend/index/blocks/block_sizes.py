@@ -33,8 +33,8 @@ STORED_BYTES = 4
 
 
 def divide_rest(rest: int) -> dict[str, int]:
-    """Divide the rest of `memory`, which may be negative, in proportion to SHARES. Return the bytes
-    for each purpose, at least 0."""
+    """Divide the rest of `memory` in proportion to SHARES. Return the number of bytes for each
+    purpose, which is 0 if the rest is negative."""
     return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
 
 

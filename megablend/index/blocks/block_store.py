@@ -207,8 +207,8 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _changes_blocks(self) -> bool:
-        """Return whether decoded blocks of any source get end-of-document tokens or extra
-        columns."""
+        """Return whether end-of-document tokens or extra columns are added to the decoded blocks of
+        any source."""
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:

@@ -36,7 +36,8 @@ class ExtraColumn:
     """The column's entry in the index."""
     dtype: np.dtype[np.generic]
     flat: bool
-    """Whether the column has one value per row, not a list with one value per token."""
+    """Whether the column has one value per row. Otherwise each of its rows is a list with one value
+    per token."""
 
 
 class _NeededRanges(NamedTuple):
@@ -134,7 +135,7 @@ def _locate_blocks(
     num_pieces: Int64s,
     num_tokens: Int64s,
 ) -> TokenBlocks:
-    """Return the positions of blocks among the rows and tokens of their source."""
+    """Return the positions of blocks within the rows and the tokens of their source."""
     before = snapshot.running("tokens_before", np.append(ids, source.blocks.start))
     first_rows = find_first_rows(snapshot, source, ids, flags)
     return TokenBlocks(ids, first_rows, before[:-1] - before[-1], num_pieces, num_tokens)
@@ -204,8 +205,8 @@ def _align(
     flat: bool,
     has_eod: bool,
 ) -> Array:
-    """Return a column's value for each token of a block; if `has_eod`, also for each
-    end-of-document token.
+    """Return a column's value for each token of a block. If `has_eod`, this includes
+    end-of-document tokens.
 
     Args:
         found: the column's values for the block: one per row if the column is flat, otherwise one

@@ -17,7 +17,7 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
 
 
 class TokenBlocks(NamedTuple):
-    """The positions of n blocks of tokens among the rows and the tokens of their source."""
+    """The positions of n blocks of tokens within the rows and the tokens of their source."""
 
     ids: Int64s
     """Numbers of the blocks in the index: int64 [n]."""

@@ -32,8 +32,8 @@ from megablend.system.log import LOG
 MAX_READS = 8
 """Number of attempts to read a range before it is considered damaged."""
 MAX_OPENS = 20
-"""Number of attempts to open a file before its description is considered different from the index;
-more than MAX_READS, since each attempt makes several reads."""
+"""Number of attempts to open a file before its description is considered different from the index.
+It is larger than MAX_READS, since each attempt makes several reads."""
 MIN_OPEN_FILES = 1 << 10
 """Number of readers that are kept regardless of their memory, since opening a file again would read
 its footer again. (The number of open descriptors is limited by the storage.)"""

@@ -16,7 +16,7 @@ B = TypeVar("B", bound=Blocks)
 
 
 class RemainingUnits(Generic[B]):
-    """Blocks or documents some of which are withdrawn, and count as empty.
+    """Blocks or documents of a split. Those that are withdrawn count as empty.
 
     Args:
         units: all blocks, or all documents.

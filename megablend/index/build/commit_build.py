@@ -140,8 +140,8 @@ def _is_intact(committed: Path, written: Path) -> bool:
 
 
 def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
-    """Add checksums of rows, and the versions of files, to snapshots that an older version of
-    megablend wrote, since runs may use any of them. Return a note for each damaged snapshot.
+    """Add checksums of rows and versions of files to snapshots that an older version of megablend
+    wrote. Runs may use any of these snapshots. Return a note for each damaged one.
 
     Args:
         newest: digest of the snapshot that was just built.

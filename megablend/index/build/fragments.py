@@ -114,7 +114,7 @@ def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) ->
 
 
 def is_part(name: str) -> bool:
-    """Return whether a fragment covers only a part of a file."""
+    """Return whether a fragment describes only a part of a file."""
     return _PART in name
 
 

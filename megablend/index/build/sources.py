@@ -1,9 +1,9 @@
 """Find the files of a source that match its patterns, and name each file relative to the root of
 the source.
 
-Names are relative, so that moved data is recognised as the same data. The root is the folder that
-all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
-is irrelevant.
+The names are relative, so that data is recognised after it has been moved. The root is the folder
+that all patterns share before their first wildcard. Files are sorted by name: the order of the
+patterns is irrelevant.
 """
 
 from __future__ import annotations

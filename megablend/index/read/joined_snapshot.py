@@ -41,8 +41,8 @@ class GoneFile(NamedTuple):
 
 
 class JoinedSnapshot(Snapshot):
-    """Several snapshots of one cache, read as one index. It has the digest and folder of the last
-    one.
+    """Several snapshots of one cache, read as one index. Its digest and folder are those of the
+    last one.
 
     Attributes:
         snapshots: the joined snapshots, in order; at least one.

@@ -113,7 +113,7 @@ class Snapshot:
         return _open_again, (self.store, self.digest)
 
     def file(self, i: int) -> FileEntry:
-        """Return file number i. Raises: IndexError."""
+        """Return file number i. Raises: IndexError if there is no such file."""
         return self.files.entry(i)
 
     @cached_property
@@ -140,7 +140,7 @@ class Snapshot:
         return self.files.names()
 
     def column_of(self, i: int) -> ColumnEntry:
-        """Return the column that file i belongs to. Raises: IndexError."""
+        """Return the column that file i belongs to. Raises: IndexError if there is no such file."""
         return self.columns[self.file(i).column]
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:

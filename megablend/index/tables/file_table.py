@@ -89,7 +89,7 @@ class FileTable:
         return int(self._files.num_rows)
 
     def entry(self, i: int) -> FileEntry:
-        """Return file number i. Raises: IndexError."""
+        """Return file number i. Raises: IndexError if there is no such file."""
         i = self._checked_number(i)
         row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
         return FileEntry(
@@ -111,7 +111,8 @@ class FileTable:
         )
 
     def name(self, i: int) -> str:
-        """Return the name of file i, relative to its source's root. Raises: IndexError."""
+        """Return the name of file i, relative to its source's root. Raises: IndexError if there is
+        no such file."""
         name: str = self._files.column("name")[self._checked_number(i)].as_py()
         return name
 

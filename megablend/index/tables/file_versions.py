@@ -99,7 +99,7 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
 
 
 def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
-    """Warn that files were moved or touched, although their sampled content is the same.
+    """Warn that files were moved or touched but still have the same sampled content.
 
     This warns once per snapshot in this process and the processes forked from it.
 

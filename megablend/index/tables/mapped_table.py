@@ -2,10 +2,10 @@
 of a node.
 
 When a page of a mapping is accessed, the system also maps adjacent pages (64 KiB to 2 MiB per
-access), and all of them count as memory of the process until the memory is needed elsewhere.
-Therefore single rows of a large table are read from the file instead: they still come from the page
-cache, but without adjacent pages. Kernels that walk through a column do so in portions, and the
-memory of each portion is released.
+access). All of them count as memory of the process until the memory is needed elsewhere. Therefore
+single rows of a large table are read from the file instead: they still come from the page cache,
+but without adjacent pages. Kernels that walk through a column do so in portions, and the memory of
+each portion is released.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MappedTable:
     of so many ranges are likely to be in the page cache."""
     region_rows = 1 << 14
     """Number of rows of 4 bytes in a region of 64 KiB. The system may map a whole region when one
-    row is accessed."""
+    of its rows is accessed."""
     portion_regions = 8
     """Number of regions that are accessed before the memory of a portion is released."""
 

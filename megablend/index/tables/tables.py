@@ -75,7 +75,7 @@ _NULL_COUNT = operator.attrgetter("null_count")
 
 class TableWriter:
     """Writes a table of fixed-width columns in constant memory. Use it as a context manager, which
-    removes temporary files when it ends.
+    removes its temporary files on exit.
 
     Args:
         kept_bytes: a column up to this size is kept in memory, since for a small table, writing a

@@ -7,8 +7,8 @@
     idx           digests of `.idx` files that are in no kept snapshot
     checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
-Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it
-was the newest, and a build that was killed continues from its fragments. A snapshot is removed
+Nothing is removed until it has been unused for a few days: a job may have opened a snapshot while
+it was the newest, and a build that was killed continues from its fragments. A snapshot is removed
 atomically, so that it is either complete or absent; an interrupted collection is continued by the
 next one, or by a build.
 """
@@ -57,8 +57,8 @@ def collect(
     min_age_seconds: float,
     dry_run: bool,
 ) -> Collected:
-    """Remove files that are not needed and have not been used for `min_age_seconds`, by the clock
-    of the cache's store.
+    """Remove files that are not needed and have not been used for `min_age_seconds`, according to
+    the clock of the cache's store.
 
     Args:
         needed: a function that returns the digests of snapshots to keep in addition to the newest;
@@ -109,7 +109,7 @@ def collect(
 
 
 class _KeptContents:
-    """Answers which other files and folders of the cache the kept snapshots need."""
+    """Finds out which other files and folders of the cache the kept snapshots need."""
 
     def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
         self._store = store
