@@ -17,7 +17,7 @@ from megablend.run.state import State
 
 
 def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
-    """Return the stages of a ledger up to the first sample, from `sample` on, at which its stage
+    """Return the stages of a ledger, cut at the first sample, not before `sample`, where a stage
     can stop. A stage can stop at the end of a cycle, and at its own end.
 
     If `sample` is in a drain, the drain is read to its end, followed by one cycle.
@@ -61,7 +61,7 @@ def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> i
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:
-    """Return the ledger as a state's plan has it. If the state is past the cut of a later
+    """Return the ledger as it is in a state's plan. If the state is past the cut of a later
     amendment, the stage that was cut ends where the state says, and no stage follows it.
 
     Raises: StateError if the state belongs to another plan.
@@ -146,8 +146,8 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
 def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
     """List the first samples of committed stages that an amended run no longer has. These are
     stages without `new_data` that begin after the cut and whose settings no stage of the amendment
-    has. If the amended run has more stages, the list is empty. Stages that only lengthened the
-    stage that is cut do not count.
+    has. If the amended run has more stages, the list is empty. Stages that only made the cut stage
+    longer do not count.
 
     Args:
         cut: the ledger up to the amendment.
@@ -169,11 +169,11 @@ def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
 
 
 def _settings(stage: Stage) -> Blend:
-    """Return the settings of a stage, without those that depend on its length and its blocks."""
+    """Return the settings of a stage that depend on neither its length nor its blocks."""
     sources = (source.with_share(source.share, None) for source in stage.blend.sources)
     return dataclasses.replace(stage.blend, sources=tuple(sources), schedule=None)
 
 
 def _differs(stage: Stage, before: Stage) -> bool:
-    """Return whether the order of a stage differs from the previous stage's."""
+    """Return whether the order of a stage differs from that of the previous stage."""
     return stage.index != before.index or describe_difference(before.blend, stage.blend) is not None

@@ -17,8 +17,8 @@ from megablend.run.run import Run
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
-    """Compile valid and test if they have sources. Yields the name of each split, with what is
-    requested of it or the error that prevents opening it."""
+    """Compile valid and test if they have sources. Yields the name of each split, and either the
+    compiled split or the error that prevents opening it."""
     config = train.config
     for split in SPLITS[1:]:
         if not config.has_split(split) and split not in config.sources:
@@ -33,8 +33,8 @@ def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]
 
 
 def keep_companion(compiled: Compiled, others: Iterable[tuple[str, Compiled | PlanError]]) -> None:
-    """Store the companion of a ledger that is committed, or is about to be, for the config that
-    requests it.
+    """Store the companion of a ledger for the config that requests it. The ledger is committed, or
+    is about to be.
 
     Args:
         others: what `compile_others` yields.
@@ -56,8 +56,8 @@ def precompute_orders(compiled: Compiled) -> None:
     """Store in the cache the totals that the orders of blended splits would otherwise compute on
     opening. Raises CacheError.
 
-    Train uses different orders for different snapshots of the index; only those are computed, since
-    a snapshot may lack the document table that another order needs.
+    Train may read each snapshot of the index in a different order. Only the orders that a snapshot
+    is read in are computed for it, since it may lack the document table that another order needs.
     """
     config = compiled.config
     store = compiled.store

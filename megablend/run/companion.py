@@ -3,9 +3,9 @@ that opening the run has to compute neither.
 
 A companion is named after the ledger's chain and the config's request, and stored with the splits
 of the run's last snapshot. It contains nothing that cannot be computed from these: if the file is
-missing, damaged or of another ledger, the config is compiled, and the file is written again. The
-trees of sources, and the rest of periods after cuts, are not stored, but computed when a stage is
-needed.
+missing or damaged, or belongs to another ledger, the config is compiled, and the file is written
+again. The trees of sources, and the rest of periods after cuts, are not stored, but computed when a
+stage is needed.
 
 The file: checksum (16 bytes), size of the head in bytes (8), head (JSON), arrays (int64).
 """
@@ -83,7 +83,7 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
         cache: folder of the cache.
         request: see `Ledger.request`.
 
-    Returns: None if the file is missing, damaged, not readable, or does not belong to the ledger.
+    Returns: None if the file is missing, damaged or unreadable, or belongs to another ledger.
     """
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
@@ -233,9 +233,9 @@ def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
 
 
 def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
-    """Return the segments of all sources as a table, with a row for each: source, position, epoch,
-    tokens, offset, and the numbers of its (snapshot, order) in `names` and of its `withdrawn` among
-    those listed."""
+    """Return the segments of all sources as a table with a row for each segment: source, position,
+    epoch, tokens, offset, the number of its (snapshot, order) in `names`, and the number of its
+    `withdrawn` in a list of these."""
     pairs = dict[tuple[str, str], int]()
     withdrawn = dict[tuple[str, ...], int]()
     rows = [

@@ -1,9 +1,9 @@
-"""Compile a config and data, and the run's ledger if there is one, to a ledger: what the config
-requests of a split, and what the run commits to.
+"""Compile a config to a ledger, given the data and, if the run has one, its ledger. The result says
+what the config requests of a split, and what the run commits to.
 
-A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles
-share each run of a source's ordinals, which are chosen only once. A config that requests samples
-other than those that were committed is refused, and the error names the difference.
+A run that has begun keeps what its ledger has fixed: the version of the plan, and the number of
+cycles that share each run of a source's ordinals. Both are chosen only once. A config is refused if
+it requests other samples than those that were committed; the error names the difference.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from megablend.run.stage import Blend, SourceShare, Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A split as a config requests it, over an opened index, and the ledger that commits to it."""
+    """The split that a config requests, over an opened index, and the ledger that commits to it."""
 
     config: Config
     split: str
@@ -48,8 +48,8 @@ class Compiled:
     stages: tuple[RequestedStage, ...]
     """At least one; an unblended split has one, without weights."""
     ledger: Ledger
-    """The ledger of exactly these `stages`; the run's after `continue_ledger` or
-    `follow_ledger`."""
+    """A ledger of exactly these `stages`; after `continue_ledger` or `follow_ledger`, the run's
+    ledger."""
 
     @property
     def num_samples(self) -> int:
@@ -86,17 +86,18 @@ class Compiled:
         )
 
     def stage_at(self, sample: int) -> RequestedStage:
-        """Return the stage that has a sample; the last one for samples beyond the request."""
+        """Return the stage that contains a sample; the last stage for samples beyond the
+        request."""
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
-        """Return the tokens of each source in this split, in a stage's snapshot; 0 if the snapshot
-        does not have the source."""
+        """Return the number of tokens of each source of this split in a stage's snapshot; 0 if the
+        snapshot does not have the source."""
         return _data_of(self.data, stage).tokens
 
     @cached_property
     def run(self) -> Run:
-        """The run of the ledger."""
+        """The run that the ledger describes."""
         return Run(
             split=self.split,
             ledger=self.ledger,
@@ -108,10 +109,10 @@ class Compiled:
         )
 
     def continue_ledger(self, committed: Ledger) -> Compiled:
-        """Return the split with a committed ledger's stages, and further ones if more samples are
-        requested.
+        """Return the split with the stages of a committed ledger, followed by new stages if more
+        samples are requested.
 
-        Raises: PlanError when a committed sample would change, or fewer samples are requested, or
+        Raises: PlanError if a committed sample would change, if fewer samples are requested, or if
             `new_data` of committed samples would have no effect.
         """
         extended = committed.extend(self.ledger)
@@ -119,11 +120,11 @@ class Compiled:
         return replace(self, ledger=extended)
 
     def follow_ledger(self, committed: Ledger) -> Compiled:
-        """Return the split with a committed ledger's stages. If the run has been extended since,
-        the split has only as many samples as are requested: a job whose config did not change keeps
-        the order that it was promised.
+        """Return the split with the stages of a committed ledger. If the run has been extended
+        since, the split still has only as many samples as the config requests, so that a job whose
+        config did not change keeps the order that it was promised.
 
-        Raises: PlanError if a committed sample would change; CacheError when more samples are
+        Raises: PlanError if a committed sample would change; CacheError if more samples are
             requested.
         """
         promised = committed.until(self.num_samples)
@@ -228,8 +229,8 @@ class _Compiler:
     def _count_read(
         self, stages: Sequence[RequestedStage], following: Config, drain: Drain
     ) -> ReadBefore:
-        """Count what stages, and a drain after them, read before a stage with the settings
-        `following`."""
+        """Count what stages, and a drain after them, read before the next stage, which has the
+        settings `following`."""
         ledger = self.make_ledger(stages).with_links(self.links)
         if self.promised is not None and (drain.samples, drain.unit) != (None, None):
             # The rest that a cut leaves, and so a drain, depends on the version and cycles of the
@@ -291,8 +292,8 @@ class _Compiler:
         )
 
     def _count_sources(self, stage: RequestedStage) -> int:
-        """Count the sources that a stage's snapshot and earlier ones have; in the list of all
-        sources, these come first."""
+        """Return the number of sources in a stage's snapshot and in earlier ones. These come first
+        in the list of all sources."""
         number = stage.config.snapshot if self.split == "train" else 0
         has_source = np.any([each.has_source for each in self.data.snapshots[: number + 1]], axis=0)
         return int(np.flatnonzero(has_source)[-1]) + 1

@@ -1,5 +1,5 @@
-"""Open a run from its ledger. No config is needed: a config says where files are and what samples
-have in addition to tokens, but does not decide their order."""
+"""Open a run from its ledger. No config is needed: a config says where files are and which data
+samples have in addition to tokens, but does not decide the order of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Com
     cache.
 
     Args:
-        request: see `Ledger.request`; None if it is not known, so that none is found.
+        request: see `Ledger.request`; None if it is not known; no companion is found then.
     """
     if request is None:
         return None
@@ -42,8 +42,8 @@ def open_ledger(
         companion: the ledger's companion; without it, only train is known, and its plan is
             computed.
 
-    Raises: ConfigError if the split is not known; CacheError if a snapshot cannot be opened,
-        or lacks a source of the ledger; PlanError if one lacks an extra column.
+    Raises: ConfigError if the split is not known; CacheError if a snapshot cannot be opened, or
+        lacks a source of the ledger; PlanError if a snapshot lacks an extra column.
     """
     known = {"train": ledger} | dict(companion.others if companion else {})
     if split not in known:

@@ -33,12 +33,13 @@ def plan_stages(
     tokens: Sequence[int] | TokensByIndex,
     withdrawals: Sequence[Withdrawals] = (),
 ) -> StagesPlan:
-    """Plan the stages of a run, at least one.
+    """Plan the stages of a run, which has at least one.
 
-    A stage that was cut leaves periods unfinished. Before samples get another length, and before
-    files are withdrawn, the rest of these is read in the settings of that stage: a *drain*, since
-    pieces that are not neighbours are never joined into one sample. If the ledger gives a length
-    for it (`Stage.drain`), the drain continues that stage, in its shares, to this length.
+    A stage that was cut leaves periods unfinished. Before the length of samples changes, and before
+    files are withdrawn, the rest of these periods is read with the settings of that stage. This is
+    called a *drain*; it is needed because pieces that are not neighbours are never joined into one
+    sample. If the ledger sets the length of the drain (`Stage.drain`), the drain continues that
+    stage, with its shares, up to this length.
 
     Args:
         tokens: tokens per epoch of each source of the split, including end-of-document tokens;
@@ -66,8 +67,10 @@ def count_before(
     the following stage begins.
 
     Args:
-        unit: choose the length of the drain so that it ends at a multiple of this many samples.
-        is_new: the following stage is not committed: find out whether it has `whole_epochs`.
+        unit: if given, the length of the drain is chosen so that it ends at a multiple of this
+            number of samples.
+        is_new: whether the following stage is not committed; its `whole_epochs` is then determined
+            here.
 
     Raises: see plan_stages.
     """
@@ -101,18 +104,18 @@ class _Planner:
 
     Attributes, all but `start` int64 [num_sources]:
         start: number of the sample with which the next stage begins.
-        tokens_read: tokens that the stages so far have read of each source.
-        samples_read: samples that they have read of each source.
-        samples_begun: samples up to the end of the periods that they have begun; more than
-            `samples_read` after a stage that was cut within a period.
-        abandoned_samples: `samples_begun` of a source that had samples left when a stage came whose
-            snapshot lacks it; 0 for other sources.
+        tokens_read: tokens of each source that the stages so far have read.
+        samples_read: samples of each source that the stages so far have read.
+        samples_begun: samples of each source up to the end of the periods that the stages so far
+            have begun; more than `samples_read` after a stage that was cut within a period.
+        abandoned_samples: `samples_begun` of each source that had samples left when a stage began
+            whose snapshot lacks the source; 0 for other sources.
         abandoned_tokens: the position, in tokens, up to which such a source counts as read.
 
-    There are two rules for whether a snapshot lacks files that are still needed. For a stage with
-    `whole_epochs`, all epochs that lanes have begun count (`begun_epochs_lose_files`,
-    `next_epochs_lose_files`); for others, which earlier releases committed and whose order has to
-    stay, only the epoch at the cursor (`current_epoch_loses_files`).
+    There are two ways to find out whether a snapshot lacks files that are still needed. For a stage
+    with `whole_epochs`, all epochs that lanes have begun count (`begun_epochs_lose_files`,
+    `next_epochs_lose_files`). For other stages, only the epoch at the cursor counts
+    (`current_epoch_loses_files`): earlier releases committed them, and their order must not change.
     """
 
     def __init__(
@@ -165,14 +168,16 @@ class _Planner:
         )
 
     def start_depends_on_whole(self, stage: Stage) -> bool:
-        """Return whether `Stage.whole_epochs` decides where a stage begun now starts epochs."""
+        """Return whether `Stage.whole_epochs` decides where epochs start if the stage begins
+        now."""
         begun = np.maximum(self._find_begun_tokens(), self.abandoned_tokens)
         return self.epochs.start_depends_on_whole(
             stage.index, stage.blend.order, begun, self.tokens_read
         )
 
     def drain_depends_on_whole(self, stage: Stage, following: Stage) -> bool:
-        """Return whether the drain before the following stage depends on its `whole_epochs`."""
+        """Return whether the drain before the following stage depends on that stage's
+        `whole_epochs`."""
         without = dataclasses.replace(following, whole_epochs=False)
         whole = dataclasses.replace(following, whole_epochs=True)
         if stage.blend.sequence_length == following.blend.sequence_length:
@@ -219,8 +224,9 @@ class _Planner:
         self.samples_read = self.samples_read + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
-        """Plan a drain, if the following stage needs one: it reads the samples that stages up to
-        `stage` have begun but not finished, of the sources that the following stage still has."""
+        """Plan a drain, if the following stage needs one. From each source that the following stage
+        still has, the drain reads the samples that stages up to `stage` have begun but not
+        finished."""
         if not self._needs_drain(stage, following):
             if following.drain is not None:
                 raise PlanError(
@@ -247,9 +253,9 @@ class _Planner:
         self.abandoned_samples = abandoned_samples
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
-        """Return the length of a drain after a stage, in samples, with which it ends at a multiple
-        of `unit`. None if no drain is needed, or if it can only read what is left, since samples
-        keep their length, or no source may be read further."""
+        """Return the length in samples of the drain after a stage, chosen so that the drain ends at
+        a multiple of `unit`. Return None if no drain is needed, or if it can only read what is
+        left, because samples keep their length or no source may be read further."""
         left = np.where(self._find_gone(following), 0, self._count_left())
         shares = self._find_shares(stage, following)
         is_same = stage.blend.sequence_length == following.blend.sequence_length
@@ -259,7 +265,7 @@ class _Planner:
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
         """Return the shares that a stage had at its end, [num_sources]. The share is 0 for a source
-        that loses files, since no further samples of it may be begun."""
+        that loses files, since no more of its samples may be begun."""
         totals = self.planned[-1].request.totals
         shares = list(stage.blend.shares)
         if stage.blend.schedule is not None:  # its last step's shares are known by the totals only
@@ -278,7 +284,7 @@ class _Planner:
         ]
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
-        """Refuse a source that is read again after its remaining samples were dropped. Raises:
+        """Check that no source is read again after its remaining samples were dropped. Raises:
         PlanError."""
         for source in np.flatnonzero(
             (totals > 0) & (self.abandoned_samples > self.samples_read)
@@ -290,8 +296,8 @@ class _Planner:
             )
 
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
-        """Return whether a drain comes before the following stage: its samples have another length,
-        or it lacks files of epochs that were begun."""
+        """Return whether a drain must come before the following stage: the length of samples
+        changes there, or the stage lacks files of epochs that were begun."""
         if stage.blend.sequence_length != following.blend.sequence_length:
             return True
         begun = self._find_begun_tokens()
@@ -321,8 +327,8 @@ class _Planner:
 
 
 def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
-    """Extend an array with values of a stage's sources, int64 [n], by `value` for each source that
-    is added in a later stage (int64 [num_sources])."""
+    """Extend an array that has a value for each source of a stage, int64 [n], by `value` for each
+    source that later stages add. Returns int64 [num_sources]."""
     missing = num_sources - len(values)
     return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
@@ -344,8 +350,8 @@ def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> li
     """Return the steps of each stage of a group, as if no stage were cut: several if the stage has
     a schedule, otherwise one.
 
-    Stages of constant shares are divided together, so that many short ones give the same totals as
-    one long one.
+    Stages with constant shares are divided together, so that many short stages give the same totals
+    as one long stage.
 
     Args:
         start: number of the group's first sample.

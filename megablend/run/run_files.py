@@ -1,5 +1,5 @@
-"""List the files that a run reads, and the sample up to which it needs each, since a later snapshot
-may lack some."""
+"""List the files that a run reads. Each has the sample up to which it is needed, since a later
+snapshot may lack the file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RunFile(NamedTuple):
 
 
 def list_files(run: Run) -> list[RunFile]:
-    """Return the files of a split's sources: first those of its last snapshot, then, for train,
-    those that only earlier ones have."""
+    """Return the files of a split's sources: first the files of its last snapshot and then, for
+    train, the files that only earlier snapshots have."""
     snapshot = run.store.snapshot
     names = run.data.index_names
     if not isinstance(snapshot, JoinedSnapshot):
@@ -50,10 +50,10 @@ def list_files(run: Run) -> list[RunFile]:
 
 
 def _find_stops(run: Run) -> list[tuple[int, int]]:
-    """Return two samples for each snapshot of a run except the last: the first one of the stage
-    that reads the next snapshot, and the one from which on only files of the next snapshot are
-    read. That is the first one in that stage's own settings, or the run's end if `list_late` has
-    the stage."""
+    """Return two samples for each snapshot of a run except the last: the first sample of the stage
+    that reads the next snapshot, and the first sample of that stage after its drain, from which on
+    only files of the next snapshot are read. If `list_late` lists the stage, both are the run's
+    end."""
     late = {stage for _, stage in list_late(run)}
     return [
         (run.num_samples, run.num_samples) if stage in late else (run.ledger.starts[stage], first)
@@ -62,8 +62,8 @@ def _find_stops(run: Run) -> list[tuple[int, int]]:
 
 
 def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
-    """Return, for each file of a run's index, the sample after the last one of a drain, [start,
-    stop), that reads the file; `start` if no sample does: int64 [num_files].
+    """Return the end of the samples of a drain, [start, stop), that read each file of a run's
+    index: int64 [num_files]. The end is `start` for a file that no sample reads.
 
     Args:
         names: index names of sources; only files of these are looked for.
@@ -81,7 +81,7 @@ def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
 
 
 def list_late(run: Run) -> list[tuple[int, int]]:
-    """Return pairs of a source's number and a stage's number, where the source reads files that the
+    """Return pairs (source, stage) of numbers. In each pair, the source still reads files that the
     stage's snapshot lacks, even after a drain. Only runs that were planned by releases without
     `Stage.whole_epochs` have such pairs."""
     pairs = list[tuple[int, int]]()
@@ -102,8 +102,8 @@ def list_late(run: Run) -> list[tuple[int, int]]:
 
 
 def _list_changes(run: Run) -> dict[int, int]:
-    """Return the stages that read a different snapshot from the previous stage, by number, each
-    with the first sample in its own settings."""
+    """Return the first sample after the drain of each stage that reads a different snapshot from
+    the previous stage, by the stage's number."""
     firsts = dict[int, int]()
     for each in run.plan.stages:
         firsts[each.number] = firsts.get(each.number, each.start)

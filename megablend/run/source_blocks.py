@@ -33,9 +33,9 @@ class SplitData:
     column: int
     """Number of the split in `splits`."""
     parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, as one part
-    in blocks of the run, from the beginning of the first range to the end of the last one; zeros if
-    the snapshot does not have the source."""
+    """PART_DTYPE [num_sources]: for each source, one part in blocks of the run. It reaches from the
+    beginning of the split's first range of documents to the end of the last range; zeros if the
+    snapshot does not have the source."""
 
     @property
     def tokens(self) -> list[int]:
@@ -76,8 +76,8 @@ class SourceBlocks:
         return SplitBlocks(found.snapshot, found.ranges(self.number), has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
-        """Return the blocks that a segment's epochs read: those of its snapshot without those of
-        withdrawn files."""
+        """Return the blocks that a segment's epochs read: the blocks of its snapshot, except those
+        of withdrawn files."""
         blocks = self.blocks(segment.snapshot)
         if not segment.withdrawn:
             return blocks
@@ -115,7 +115,7 @@ class SourceBlocks:
         return left.num_tokens, token - int(read)
 
     def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
-        """Return blocks without those of some files, given by number in the snapshot."""
+        """Return blocks without those of the given files, which are numbers in the snapshot."""
         snapshot = blocks.snapshot
         entry = self._entry(blocks.snapshot)
         ranges = self._find_blocks(blocks, files)
@@ -135,7 +135,7 @@ class SourceBlocks:
         return RemainingBlocks(blocks, ranges, find_documents)
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
-        """Return the local blocks of files, as ranges [start, stop): int64 [n, 2]."""
+        """Return the ranges [start, stop) of the local blocks of files: int64 [n, 2]."""
         listed = [blocks.snapshot.file(i) for i in files]
         edges = np.array(
             [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64

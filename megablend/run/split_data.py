@@ -32,7 +32,8 @@ class SplitSources:
     """[num_sources]: the sources' names in the index."""
     seed: int
     snapshots: tuple[SplitData, ...]
-    """The snapshots that the split reads, in order: at least one; for valid and test, one."""
+    """The snapshots that the split reads, in order: at least one, and only one for valid and
+    test."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)  # as in Run
@@ -57,8 +58,8 @@ class SplitSources:
 
     @property
     def tokens_by_index(self) -> dict[str, list[int]]:
-        """Tokens of each source in this split, including end-of-document tokens, by the digest of
-        the snapshot; 0 if it does not have the source."""
+        """For each snapshot, by its digest: the number of tokens of each source in this split,
+        including end-of-document tokens; 0 if the snapshot does not have the source."""
         return {each.snapshot.digest: each.tokens for each in self.snapshots}
 
     @cached_property
@@ -87,14 +88,14 @@ class SplitSources:
 def find_requested(
     config: Config, split: str, store: BlockStore, *, is_built: bool
 ) -> SplitSources:
-    """Find the sources that a config lists for a split in the snapshots of its run; valid and test
-    have only the one that they read.
+    """Find the sources that a config lists for a split, in the snapshots of the config's run. For
+    valid and test, the result has only the snapshot that they read.
 
     Args:
         is_built: whether the run has a ledger.
 
     Raises: PlanError if the run lacks a snapshot that a stage of the config reads, or if the config
-        lists a source that was added later before older ones.
+        lists a newer source before an older one.
     """
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
