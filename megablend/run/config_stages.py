@@ -35,8 +35,7 @@ settings."""
 
 
 class Drain(NamedTuple):
-    """What is known in advance about the drain before a stage: its length, or a number of samples
-    of which its end is a multiple."""
+    """What is known in advance about the drain before a stage: its length, or its `unit`."""
 
     samples: int | None
     """See `Stage.drain`."""
@@ -62,8 +61,8 @@ class RequestedStage:
     end: int
     """The stage consists of the samples [start, end) of the run."""
     first: int
-    """The first sample in the stage's own settings: after `start` if a drain comes first; see
-    `plan_stages`."""
+    """The first sample with the stage's own settings; it comes after `start` if the stage begins
+    with a drain, see `plan_stages`."""
     drain: int | None = None
     """See `Stage.drain`."""
     whole_epochs: bool = False
@@ -94,16 +93,17 @@ def request_stages(
     count_read: CountRead,
     batch: int | None = None,
 ) -> tuple[RequestedStage, ...]:
-    """Return the stages of a blended split: those that the config lists for train, otherwise one.
+    """Return the stages of a blended split: those that the config lists for train, and one for
+    other splits.
 
     Args:
         by_snapshot: tokens of each source in this split, including end-of-document tokens, in each
             snapshot of the run.
         links: what the run is committed to. If an amendment cut a stage, the next one begins
             there, whether or not the config says so (`from`).
-        batch: given if the run is being amended: the length of samples changes only at a multiple
-            of it. The length of a drain is chosen accordingly, and `drain` of the config has to
-            agree.
+        batch: given only if the run is being amended. The length of samples then changes only at a
+            multiple of `batch`: the length of a drain is chosen to fit, and `drain` in the config
+            must agree with it.
 
     Raises: PlanError, naming the stage, if its shares or its end are not possible.
     """
@@ -183,7 +183,8 @@ class _Requester:
         self, settings: StageSettings, stage_config: Config
     ) -> tuple[Drain, ReadBefore | None]:
         """Return the drain before the next stage, and what has been read by its end, or None if
-        nothing depends on that. Raises: PlanError if the config gives the drain another length."""
+        nothing depends on that. Raises: PlanError if the config sets a different length for the
+        drain."""
         drain = _find_drain(settings, self.stages, stage_config, self._links, self._batch)
         is_new = drain.whole_epochs is None
         read = None
@@ -345,8 +346,8 @@ def _find_given_length(
     *,
     is_last: bool,
 ) -> int | None:
-    """Return the number of samples from `start` to the end that the config sets for a stage; None
-    if it sets none, so that the amounts of the sources decide.
+    """Return the number of samples of a stage, counted from `start`, that the config sets. Return
+    None if it sets no number, so that the amounts of the sources decide.
 
     Args:
         start, tokens_before: samples and tokens of the stages before.
@@ -380,8 +381,9 @@ def _round_to_lanes(
     *,
     is_cut: bool,
 ) -> int:
-    """Round the length of a stage with a successor down to a multiple of its lanes, if its end is
-    not given in samples. A length that is committed, or that a cut makes irrelevant, is kept.
+    """Round the length of a stage down to a multiple of its lanes, if another stage follows and the
+    end is not given in samples. A length is kept if it is committed, or if a cut makes it
+    irrelevant.
 
     Raises: PlanError if nothing is left.
     """
@@ -401,8 +403,8 @@ def _round_to_lanes(
 def _find_cut(
     next_settings: StageSettings, first: int, end: int, links: Sequence[Link]
 ) -> int | None:
-    """Return the sample at which the next stage cuts a stage of samples [first, end): the one that
-    the config sets, or at which the run was amended."""
+    """Return the sample at which the next stage cuts a stage of samples [first, end). The config
+    sets it, or the run was amended there."""
     committed = sorted(
         link.cut for link in links if link.cut is not None and first < link.cut <= end
     )

@@ -72,7 +72,7 @@ class Ledger:
         )
 
     def stage_at(self, sample: int) -> Stage:
-        """Return the stage that has a sample; the last one for samples beyond the run."""
+        """Return the stage that contains a sample; the last stage for samples beyond the run."""
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     @property
@@ -151,8 +151,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """Return a copy with the stages that a chain names, instead of those up to the chain's end.
-        Blends and later stages are kept."""
+        """Return a copy in which the stages of a chain replace those up to the chain's end. Blends
+        and later stages are kept."""
         starts = [0, *(link.stop for link in links)]
         within = [
             link for link, start in zip(links, starts, strict=False) if start < self.num_samples
@@ -175,7 +175,8 @@ class Ledger:
         return Ledger(run=state.run, stages=self._follow(state.stages))
 
     def check_past(self, requested: Ledger, stop: int) -> None:
-        """Refuse a request whose blend of any sample before `stop` differs from the committed one.
+        """Refuse a request in which the blend of a sample before `stop` differs from the committed
+        one.
         Raises: PlanError."""
         for number, (stage, start) in enumerate(zip(self.stages, self.starts, strict=True)):
             if start >= stop:
@@ -197,9 +198,9 @@ class Ledger:
                 )
 
     def check_indices(self, requested: Ledger, stop: int) -> None:
-        """Refuse a request with `new_data` before `stop` that the committed stages do not have, or
-        without `new_data` that they have, so that later stages would read an earlier index. Raises:
-        PlanError."""
+        """Refuse a request that sets `new_data` before `stop` where the committed stages do not
+        have it, or that lacks `new_data` that they have, so that later stages would read an earlier
+        index. Raises: PlanError."""
         committed = [sample for sample in self.index_changes if sample < stop]
         wanted = [sample for sample in requested.index_changes if sample <= stop]
         past = [sample for sample in wanted if sample < stop]
@@ -240,7 +241,7 @@ class Ledger:
         )
 
     def _explain_amending(self, reason: str) -> str:
-        """Return a hint on how to make a change by an amendment; empty if no amendment can make it.
+        """Return a hint on how an amendment can make a change; empty if none can.
 
         Args:
             reason: the result of `describe_difference`; it begins with the name of the setting.

@@ -63,7 +63,7 @@ _BLENDED = {
 }
 """Keys of a blend whose sources have shares, with their types."""
 _KEYS = {"plan_version": "plan", "shuffle_window": "cycle"}
-"""Names of settings in records of blends, if they differ from those of the fields of `Blend`."""
+"""The fields of `Blend` that have another name in records, with this name."""
 _SAME_BLEND = {"run": str, "index": str, "ends": [is_count], "digests": list, "blend": dict}
 """Keys of a ledger whose stages have the same index and blend."""
 _CHANGES = {"run": str, "sources": list, "stages": [dict]}
@@ -312,9 +312,9 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     """Parse the result of `blend_record`.
 
     Args:
-        may_be_unblended: whether the split is one other than train, which is always blended.
+        may_be_unblended: whether the split may be unblended. Only train is always blended.
 
-    Raises: ValueError, TypeError if the record is not that of a blend.
+    Raises: ValueError, TypeError if the record does not describe a blend.
     """
     is_blended = not may_be_unblended or "seed" in record
     if is_blended:

@@ -39,12 +39,12 @@ NEWEST_VERSION = 5
 """Version of ledgers with a stage that reads epochs whole; see `Stage.whole_epochs`."""
 PLAN_VERSION = 2
 """Version of the plan that new runs get; stored in their blend as `plan`. Runs of release 0.1.0
-store none and have version 1, in which a lane's run of consecutive ordinals does not end at a
-source's epoch end, so that the next epoch begins early."""
+store no version and have version 1. There, a lane's run of consecutive ordinals does not end where
+an epoch of the source ends, so the next epoch begins early."""
 LANES = "lanes"
-"""The interleaving of blends in whose records none is named."""
+"""The interleaving of a blend if its record does not name one."""
 _PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
-"""For each order that has been renamed: its name -> the name under which it is stored."""
+"""The names under which orders are stored, for each order that has been renamed."""
 _SEAL = re.compile(r',\s*"skips": ([0-9]{1,9}),\s*"checksum": "([0-9a-f]{32})"\s*}\s*$')
 _SEAL_CHARACTERS = 200
 """Upper bound on the number of characters of a seal. The seal is searched for only at the end of a
@@ -53,7 +53,7 @@ ledger's text, since the text may have millions of characters."""
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
     """Return the digest of a run after each of its stages; for a stage that was cut, the digest
-    that it would have had at its end."""
+    that the run would have had at the stage's end."""
     link = ""
     chain = list[str]()
     before = None
@@ -111,8 +111,8 @@ def _list_fixed(source: SourceShare) -> list[object]:
 
 
 def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None) -> dict[str, Any]:
-    """Return a ledger as a JSON-serializable dict; of version 1, which release 0.1.0 reads, if all
-    stages have the same index and blend.
+    """Return a ledger as a JSON-serializable dict. If all stages have the same index and blend, it
+    has version 1, which release 0.1.0 can read.
 
     Args:
         request: see `Ledger.request`; earlier releases ignore it.
@@ -203,8 +203,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
 
 
 def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -> str:
-    """Return the text of a ledger's file; if stages differ, each has a line. Raises: see
-    `ledger_record`."""
+    """Return the text of a ledger's file. If stages differ, each stage has its own line. Raises:
+    see `ledger_record`."""
     record = ledger_record(run, stages, request)
     if record["version"] == VERSION:
         return json.dumps(record, indent=1)
@@ -222,8 +222,8 @@ def seal_ledger(text: str, skips: int) -> str:
 
 
 def open_seal(text: str) -> tuple[str, int | None]:
-    """Return a ledger's text as `dump_ledger` made it, and the number of ranges that the run skips;
-    None for ledgers of earlier releases, which do not record it.
+    """Return a ledger's text as `dump_ledger` made it, and the number of ranges that the run skips.
+    The number is None for ledgers of earlier releases, which do not record it.
 
     Raises: ValueError if the text does not match its checksum.
     """

@@ -29,7 +29,7 @@ class Link(NamedTuple):
 
     def to_list(self) -> list[int | str | None]:
         """Return the link as states store it: end and digest, then cut, drain and `whole_epochs`.
-        Values at the end of the list that the stage does not have are left out."""
+        Values that the stage does not have are left out at the end of the list."""
         if self.whole_epochs:
             return [self.end, self.digest, self.cut, self.drain, self.whole_epochs]
         if self.drain is not None:
@@ -62,8 +62,7 @@ def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
 
 
 def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
-    """Return the number of samples, from the first one on, that two chains certainly have in
-    common."""
+    """Return the number of first samples that two chains certainly have in common."""
     parting = find_parting(a, b)
     return min(a[-1].stop, b[-1].stop) if parting is None else parting.sample
 

@@ -35,11 +35,11 @@ class Reading(NamedTuple):
     """Position at which the reading ends."""
     shift: int
     """The number to add to a position of the source to get the position that `order` uses: `order`
-    counts as if all earlier epochs had the length of these."""
+    counts as if all earlier epochs were as long as those of this reading."""
     blocks: SplitBlocks
     """The blocks of the source in the snapshot."""
     view: SplitBlocks | RemainingBlocks
-    """The blocks as `order` counts them: those of `blocks` without those of withdrawn files."""
+    """The blocks as `order` counts them: `blocks` without the blocks of withdrawn files."""
     order: Order
     """The order of the blocks, whose positions and blocks are local to this reading."""
     first_block: int
@@ -51,8 +51,8 @@ class Reading(NamedTuple):
     """`extra` of the previous reading, which therefore reads this many tokens from `position`
     on."""
     listed: ListedSource | None = None
-    """The argument for `locate_ranges`, if this is the source's only reading, and reads one range
-    of blocks in an order that lists them; otherwise None."""
+    """The argument for `locate_ranges`; None unless this is the source's only reading and reads one
+    range of blocks, in an order that lists them."""
 
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Convert numbers of local blocks to numbers among the blocks of all snapshots of the run:
@@ -60,8 +60,8 @@ class Reading(NamedTuple):
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """Convert a range of stored tokens of `blocks` to the range that `order` counts, which is
-        without withdrawn files. The result is empty if all tokens of the range were withdrawn."""
+        """Convert a range of stored tokens of `blocks` to the range as `order` counts it, without
+        withdrawn files. The result is empty if all tokens of the range were withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
@@ -93,7 +93,7 @@ class Locator:
     Args:
         sources: [num_sources].
         plan: the plan of the split.
-        first_samples: the first sample of the stage with which each snapshot came, by digest.
+        first_samples: the first sample of the stage that introduced each snapshot, by digest.
         extra: tokens that a sample shares with the next sample of its source.
     """
 
@@ -160,8 +160,8 @@ class Locator:
         return readings
 
     def _is_promised(self, source: int, segment: Segment) -> bool:
-        """Return whether the sample of a source that ends where a segment begins comes before the
-        stage that introduced the segment's files."""
+        """Find the sample of a source that ends where a segment begins, and return whether it comes
+        before the stage that introduced the segment's files."""
         ordinal = self._plan.ordinal_ending_at(source, segment.position)
         if ordinal is None:
             return False

@@ -20,7 +20,7 @@ def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Com
     cache.
 
     Args:
-        request: see `Ledger.request`; None if it is not known; no companion is found then.
+        request: see `Ledger.request`. If it is None (not known), no companion is found.
     """
     if request is None:
         return None

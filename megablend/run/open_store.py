@@ -34,7 +34,7 @@ class Misfit(NamedTuple):
     problem: str
     """A relative clause, for a message, that says how the snapshot differs."""
     remedy: str = ""
-    """What to do if the run keeps the snapshot, as the end of a message; begins with a
+    """What to do if the run keeps the snapshot. This is the end of a message, and begins with a
     semicolon."""
 
 
@@ -46,8 +46,8 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
         digests: the digests of the snapshots.
 
     Raises: the errors of `open_block_store`; PlanError if no snapshot has a source of the config,
-        or one lacks a source that an earlier one had and that the config does not withdraw;
-        CacheError if a snapshot cannot be opened.
+        or if a source that the config does not withdraw is missing in a snapshot but not in an
+        earlier one; CacheError if a snapshot cannot be opened.
     """
     snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
     if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
@@ -64,9 +64,9 @@ def open_block_store(
     """Open the blocks of an index snapshot with the options and the paths of the config.
 
     Args:
-        number: the snapshot's number among those of the run, if there are several: it then need
-            not have all sources of the config, nor document counts for the orders of stages that
-            read other snapshots.
+        number: the snapshot's number, if the run has several. The snapshot then need not have all
+            sources of the config, nor document counts for the orders of stages that read other
+            snapshots.
 
     Raises: PlanError if the snapshot lacks a source of the config, or indexed it with other
         options; ConfigError if a source's append_eod does not fit its token dtype.
@@ -164,11 +164,11 @@ def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
 def find_misfit(
     config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
-    """Return why the first of the named sources does not fit a snapshot: the snapshot lacks it, or
-    indexed it with other options. Return None if all fit.
+    """Find the first of the named sources that does not fit a snapshot, and return why: the
+    snapshot lacks it, or indexed it with other options. Return None if all sources fit.
 
-    If there are thousands of sources, most of them are requested and indexed in the same way; only
-    one of these is checked.
+    Of sources that are requested and indexed in the same way, only one is checked, since there may
+    be thousands of them.
 
     Args:
         number: as for `open_block_store`.
@@ -226,7 +226,8 @@ def _find_source_misfit(
 
 
 def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit | None:
-    """Describe the first extra column that a source was indexed without; None if there is none."""
+    """Describe the first extra column that is missing in a source's index; None if none is
+    missing."""
     for column in columns:
         if entry.find_extra(column) is None:
             return Misfit(f"which lacks extra column {column!r} of source {entry.name!r}")
@@ -266,7 +267,7 @@ def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
 
 
 def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
-    """Check that the token that a source appends fits the types of its tokens. Raises:
+    """Check that the end-of-document token of a source fits the types of its tokens. Raises:
     ConfigError."""
     for dtype in dtypes:
         if source.append_eod is not None and source.append_eod > _find_largest(dtype):

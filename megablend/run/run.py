@@ -64,7 +64,7 @@ class Run:
     starts: tuple[int, ...] = (0,)
     """The first sample of each stage that the config lists, from which its masks apply."""
     section: Section | None = None
-    """The part of the run that this is a view of; None if it is the whole run."""
+    """The section that this view shows; None if it shows the whole run."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Other threads may add cached properties while these are pickled
@@ -92,7 +92,7 @@ class Run:
         return tuple(sections)
 
     def view_at(self, sample: int) -> Run:
-        """Return a view of the run with the settings that it has at a sample; the last ones for
+        """Return a view of the run with the settings that apply to a sample; the last settings for
         samples beyond the run's end."""
         if len(self.sections) == 1:
             return self
@@ -113,8 +113,8 @@ class Run:
 
     @property
     def settings(self) -> Section:
-        """The length and masks of samples: in a view those of its section,
-        otherwise those of the first samples."""
+        """The length and masks of the samples of this view's section; without a section, those of
+        the first samples."""
         return self.section or self.sections[0]
 
     @property

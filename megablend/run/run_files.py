@@ -62,8 +62,8 @@ def _find_stops(run: Run) -> list[tuple[int, int]]:
 
 
 def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
-    """Return the end of the samples of a drain, [start, stop), that read each file of a run's
-    index: int64 [num_files]. The end is `start` for a file that no sample reads.
+    """Find the last sample of a drain, [start, stop), that reads each file of a run's index. Return
+    the number of the sample after it, int64 [num_files]; `start` for a file that no sample reads.
 
     Args:
         names: index names of sources; only files of these are looked for.

@@ -6,8 +6,8 @@ change, and a state is still one sample number. The ranges are stored as a recor
 range has no effect on other plans.
 
 The record has a checksum, and the run's ledger states the number of ranges, so that a lost range is
-noticed. A range is added to the record first and counted afterwards, and removed the other way
-round: after a crash in between, more are skipped than are counted, never fewer.
+noticed. A new range is first added to the record and then counted; ranges are removed in the
+opposite order. After a crash in between, more ranges are skipped than are counted, never fewer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Skips:
         return Skips(tuple(merged))
 
     def next_sample(self, position: int) -> int:
-        """Return the first sample from `position` on that is not skipped."""
+        """Return `position`, or the first sample after it that is not skipped if `position` is
+        skipped."""
         for start, stop in self.ranges:
             if start <= position < stop:
                 return stop
@@ -71,8 +72,8 @@ class Skips:
         return position - num_skipped
 
     def containing(self, position: int) -> tuple[int, int] | None:
-        """Return the skipped range [start, stop) in which `position` lies, but not at its start;
-        None if there is no such range, so that a run can continue at `position`."""
+        """Return the skipped range [start, stop) that contains `position` but does not start there.
+        If there is none, return None: a run can continue at `position`."""
         for start, stop in self.ranges:
             if start < position < stop:
                 return start, stop
@@ -80,10 +81,10 @@ class Skips:
 
 
 def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
-    """Load the skips that were made for a ledger's plan, or for one that it extends.
+    """Load the skips that were made for a ledger's plan, or for an earlier plan that it extends.
 
     Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says;
-        OvertakenError if they are gone because another process removed or renamed the run.
+        OvertakenError if the skips are gone because another process removed or renamed the run.
     """
     counted = count_skips(cache, ledger.run) if ledger.skips is None else ledger.skips
     entries = _read(cache, ledger.run)[0]
@@ -135,8 +136,8 @@ def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
     """Copy the skips of a run's plan to the run named `new`; they replace those of an earlier run
     of that name.
 
-    Returns: the number of ranges. Raises: CacheError; OvertakenError if another process has
-        removed some since `ledger` was loaded.
+    Returns: the number of ranges. Raises: CacheError; OvertakenError if another process has removed
+        skips since `ledger` was loaded.
     """
     load_skips(cache, ledger)  # raises an error if some of them are lost
     stored = _read(cache, ledger.run)[0]
@@ -152,8 +153,7 @@ def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
 
 
 def forget_skips(cache: CacheStore, run: str) -> None:
-    """Remove the record of a run that is removed, with the ranges of all its plans. Raises:
-    CacheError."""
+    """Remove the record of a removed run, with the ranges of all its plans. Raises: CacheError."""
     if run in cache.list_records(SKIPS):
         cache.remove_record(SKIPS, run)
 
@@ -186,8 +186,8 @@ def _load_same(cache: CacheStore, ledger: Ledger) -> Ledger:
 
 
 def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
-    """Read the ranges of a run, each with the plan that it was made for, and the record that has
-    them; an empty list and None if there is no record. Raises CacheError."""
+    """Read the ranges of a run, each with the plan that it was made for, and the record that
+    contains them. Return an empty list and None if there is no record. Raises CacheError."""
     place = cache.describe_record(SKIPS, run)
     try:
         with reading(place):

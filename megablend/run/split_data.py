@@ -182,7 +182,7 @@ def find_sources(
 
 
 def _check_sequence(run: str, sources: SplitSources) -> None:
-    """Refuse sources that were added with a later snapshot than sources that are listed after them.
+    """Check that sources are listed in the order of the snapshots with which they were added.
     Raises: PlanError."""
     names = sources.index_names
     # For each source, the first snapshot that has it

@@ -54,7 +54,7 @@ class SourceShare:
         return self.with_share(None, None)
 
     def with_share(self, share: Fraction | None, cycles: int | None) -> SourceShare:
-        """Return the source with the given share; see `share` and `cycles`."""
+        """Return the source with the given `share` and `cycles`."""
         return dataclasses.replace(self, share=share, cycles=cycles)
 
 
@@ -122,7 +122,7 @@ class Stage:
     to its end."""
     drain: int | None = None
     """The number of the stage's first samples that continue the previous stage, with its settings
-    and shares. None if only what that stage has left, if anything, is read in this way; see
+    and shares. None if they are only the samples that the previous stage has left, if any; see
     `plan_stages`."""
     whole_epochs: bool = False
     """Whether epochs are read whole when files are withdrawn. If True, withdrawn files are read

@@ -94,8 +94,8 @@ class State:
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
     def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
-        """Refuse to resume with another split, or if the plans or their indices differ before
-        the state's position.
+        """Check that a run can resume from the state: the split is the same, and the plans and
+        their indices do not differ before the state's position.
 
         What comes after the position may differ: stages may have been appended or amended since,
         and read another index.
