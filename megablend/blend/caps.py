@@ -22,8 +22,8 @@ limit."""
 
 
 def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
-    """Return the shares of `total` samples, nearest to the weights, in which no source exceeds its
-    cap.
+    """Return the shares that are nearest to the weights such that no source exceeds its cap in a
+    stage of `total` samples.
 
     Args:
         weights: not all 0.
@@ -61,7 +61,7 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
 
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
     """Return the largest number of samples that a stage can have within the caps; None if no cap
-    limits it.
+    limits the number.
 
     Args:
         redistribute: whether other sources replace a source that has reached its cap; otherwise
@@ -87,7 +87,7 @@ def plan_full_shares(
 
     Args:
         multiple_of: all stages but the last end at a multiple of this number of samples, such as
-            the number of lanes. A source may therefore keep a rest that is smaller than its share
+            the number of lanes. A source may therefore have samples left, but fewer than its share
             of this number.
 
     Returns: for each stage, its end in samples and its weights, [num_sources]; one stage if no cap

@@ -2,8 +2,8 @@
 if a run's stages read several snapshots of the index.
 
 The position of a token of a source is the number of the source's tokens before it, over all epochs.
-When a stage changes snapshot or order, a source finishes the epoch that it has begun, and begins
-the next one in the new snapshot or order.
+When a stage changes the snapshot or the order, a source finishes the epoch that it has begun, and
+begins the next epoch in the new snapshot or order.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Epochs:
         inverse of `count`.
 
         Args:
-            before: leave out segments that begin at this position or later, so that the epochs are
-                those planned when the source had been read up to there.
+            before: leave out segments that begin at this position or later. The epochs are then
+                those that were planned when the source had been read up to this position.
         """
         segments = self.segments[source]
         if before is not None:
@@ -121,7 +121,7 @@ class Epochs:
 
 
 def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
-    """Return the segment that has a position."""
+    """Return the segment that contains a position."""
     if len(segments) == 1:
         return segments[0]
     return segments[bisect_right([each.position for each in segments], position) - 1]
@@ -163,9 +163,9 @@ class Withdrawals(Protocol):
         ...
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Return the number of tokens of an epoch of a segment without the files that a snapshot
-        lacks; and the number of these tokens before token number `token` of the epoch, which is
-        counted over all files."""
+        """Count the tokens of an epoch of a segment, without those of files that a snapshot lacks.
+        Return their number, and the number of them before token number `token` of the epoch, where
+        `token` is counted over all files."""
         ...
 
 
@@ -263,8 +263,8 @@ class EpochsBuilder:
         return self._lose_files(index, list_begun)
 
     def next_epochs_lose_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
-        """Return whether a snapshot lacks files of an epoch that each source would read from
-        position `begun`, int64 [num_sources], on: bool [num_sources]."""
+        """Return whether a snapshot lacks files of an epoch that each source would read next,
+        beginning at position `begun`, int64 [num_sources]: bool [num_sources]."""
 
         def list_next(source: int) -> list[Segment]:
             segments = self._segments[source]
@@ -301,8 +301,8 @@ class EpochsBuilder:
         return False
 
     def _find_next_epoch(self, source: int, begun: int, index: str, *, whole: bool) -> Segment:
-        """Return the first epoch of a source that was not begun, as a segment that begins with this
-        epoch, if tokens before position `begun` were read.
+        """Return the first epoch of a source that is not begun when the tokens before position
+        `begun` have been read, as a segment that begins with this epoch.
 
         The extra token of the last sample before `begun` may belong to an epoch of files that are
         gone; that alone is no reason to read the whole epoch.
@@ -384,8 +384,8 @@ class EpochsBuilder:
 
 
 def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole: bool) -> Segment:
-    """Return the first epoch that was not begun, as a segment that begins with this epoch, if
-    tokens before position `begun` + `extra` were read.
+    """Return the first epoch that is not begun when the tokens before position `begun` + `extra`
+    have been read, as a segment that begins with this epoch.
 
     Args:
         whole: whether an epoch at `begun` that withdrawn files have made shorter ends at its new

@@ -257,8 +257,9 @@ class StagesPlan(LocatesMany):
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """Return the sample at which a source has had as many samples as it has ordinals up to
-        `ordinal`, whatever the ordinals of these samples. None if the run ends before."""
+        """Return the sample at which a source reaches as many samples as it has ordinals up to
+        `ordinal`, whatever the ordinals of these samples are. Return None if the run ends
+        before."""
         stage = int((self._first_ordinals[1:, source] <= ordinal).sum())
         if stage == len(self.stages) or ordinal < self._first_ordinals[stage, source]:
             return None
@@ -272,7 +273,8 @@ class StagesPlan(LocatesMany):
     def _advance(
         self, number: int, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Convert ordinals, int64 [n], that are counted for a stage to those of the stage after it.
+        """Convert ordinals as a stage counts them, int64 [n], to ordinals as the next stage counts
+        them.
 
         Returns: the next ordinals if the stage was cut, otherwise the same ordinals, int64 [n]; and
             whether each ordinal is not read by the stage, bool [n].
@@ -284,8 +286,8 @@ class StagesPlan(LocatesMany):
         return next_ordinals + first, is_later
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
-        """Return where samples begin among the tokens of their sources, and how far apart they
-        begin.
+        """Return the first token of each sample in its source, and the number of tokens from one
+        sample to the next.
 
         Args:
             sources, ordinals: int32 [n] and int64 [n], the samples.
@@ -337,8 +339,8 @@ class StagesPlan(LocatesMany):
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:
-        """Return the ranges of a source's samples, in the order of their ordinals, each with the
-        token at which it begins. Neighbouring stages with samples of the same length share a range.
+        """Return the token ranges of a source, in the order of ordinals. Neighbouring stages whose
+        samples have the same length share a range.
         """
         ranges = list[TokenRange]()
         for number, stage in enumerate(self.stages):
@@ -378,7 +380,7 @@ class StagesPlan(LocatesMany):
         return self._tails[stage]
 
     def _stage_of(self, k: int) -> int:
-        """Return the number of the stage that has sample k; the last stage if k is the run's
+        """Return the number of the stage that contains sample k; the last stage if k is the run's
         end."""
         return bisect_right(self._starts, k) - 1
 

@@ -17,7 +17,7 @@ there are located by ordinal."""
 _ORDINALS = 1 << 12
 """Number of a source's first or last ordinals that are searched for its first or last sample."""
 NONE = -1
-"""The value that stands for the first or last sample of a source without samples."""
+"""The value used as the first and last sample of a source without samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
 
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
-    """Return, for each source and each of its first `limit` epochs that end, the sample at which
+    """Return the samples at which the first `limit` epochs of each source end. At such a sample,
     the source has had as many samples as there are up to the end of the epoch.
 
-    Such a sample is in the cycle in which the last samples of the epoch and the first ones of the
-    next are read.
+    The sample is in the cycle that reads the last samples of the epoch and the first samples of the
+    next one.
     """
     ends = list[list[int]]()
     for source in range(plan.num_sources):
@@ -100,8 +100,8 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """Return the first sample whose ordinal is at least the minimum that `ordinals`, int64
-    [num_sources], gives for its source; and this source. None if there is no such sample."""
+    """Return the first sample whose ordinal is at least the entry of its source in `ordinals`,
+    int64 [num_sources]; and this source. Return None if there is no such sample."""
     # The samples of these ordinals themselves. The sample to find is no later than the first of
     # them, so the source of the first is searched first, and bounds the search in the others
     samples = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)

@@ -29,14 +29,14 @@ class Schedule:
     kind: str
     """`linear` or `cosine`."""
     start: tuple[Fraction, ...]
-    """The shares from which the schedule leads to the shares of the stage's blend, [num_sources],
-    sum 1."""
+    """The shares from which the change begins, [num_sources], sum 1. It ends at the shares of the
+    stage's blend."""
     samples: int
     """Length of the stage that the schedule was made for."""
     cycle: int
     """Number of samples of a cycle; a step consists of whole cycles."""
     done: tuple[Fraction, ...]
-    """The fraction, for each step, of the change from `start` to the shares of the stage's blend:
+    """For each step, the fraction of the change from `start` to the shares of the stage's blend:
     [steps], from 0 to 1."""
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 def parse_schedule(record: object) -> Schedule:
     """Parse the result of `schedule_record`. Raises: KeyError, TypeError, ValueError,
-    ZeroDivisionError if the record is not that of a schedule."""
+    ZeroDivisionError if the record does not describe a schedule."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
     return Schedule(

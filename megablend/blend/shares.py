@@ -262,7 +262,7 @@ def _amounts_in_samples(
 
 
 def _advise_amount(source: Source, unit: str, amount: Fraction, needed: int) -> str:
-    """Return advice on the amount that gives a source at least one sample, which has `needed`
+    """Return advice on the amount to set so that a source has at least one sample of `needed`
     tokens."""
     if unit == "tokens":
         return f"set `tokens: {needed}` or more for it, or `tokens: 0`"
@@ -294,7 +294,7 @@ def _redistribute(
     num_samples: int,
     read: ReadBefore | None,
 ) -> tuple[Fraction, ...]:
-    """Return the shares nearest to the requested ones in which no source exceeds its cap,
+    """Return the shares that are nearest to the requested ones such that no source exceeds its cap,
     [num_sources]. Raises: PlanError if the caps allow too few samples."""
     extra = int(config.add_extra_token_to_sequence)
     read_before = read.tokens if read else [0] * len(tokens)

@@ -69,7 +69,7 @@ class BlockCache:
             self._shrink(max_bytes)
 
     def _shrink(self, max_bytes: int) -> None:
-        """Evict the least recently used blocks (the caller holds the lock)."""
+        """Evict the least recently used blocks. The caller must hold the cache's lock."""
         num_blocks = len(self._blocks)
         num_bytes = self._bytes
         while self._bytes > max_bytes and self._blocks:

@@ -37,8 +37,8 @@ def find_mirror(run: Run) -> HintedStorage | None:
 def plan_due(
     run: Run, future: StepSequence, step: int, step_seconds: float, num_steps: int
 ) -> list[DueRanges]:
-    """Plan the reads of `num_steps` steps from number `step` on, if a step begins every
-    `step_seconds`.
+    """Plan the reads of `num_steps` steps, beginning with step `step`, given that a step begins
+    every `step_seconds`.
 
     A block is listed once for each epoch that uses it. If only its first use were listed, a storage
     would evict the block right after it.
@@ -137,7 +137,7 @@ def _list_dictionaries(store: BlockStore, blocks: Int64s, due: Float64s) -> list
 
 
 def _find_first_due(keys: Int64s, due: Float64s) -> Int64s:
-    """Return, for each distinct key, the index at which it is due first (int64 [num_distinct], by
+    """Return, for each distinct key, the index of its earliest due time (int64 [num_distinct], by
     ascending key)."""
     order = np.lexsort((due, keys))
     is_first = np.diff(keys[order], prepend=-1) > 0

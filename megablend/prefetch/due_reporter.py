@@ -28,13 +28,13 @@ _FIRST_STEPS = 64
 _FEWEST_STEPS = 16
 """Minimum number of steps from which the time between steps is measured."""
 _REPEAT_SECONDS = 60.0
-"""Time after which an announcement is repeated even if steps are taken when they were expected."""
+"""Time after which an announcement is repeated even if steps are taken as expected."""
 _TURN_SECONDS = 1.0
 """Time between two checks of the loader's progress."""
 _OFF_SECONDS = 1.0
 _OFF_STEPS = 1.5
-"""An announcement is corrected if the loader is more than _OFF_SECONDS plus _OFF_STEPS steps ahead
-of it or behind it."""
+"""An announcement is corrected if the loader is ahead of it or behind it by more than _OFF_SECONDS
+plus _OFF_STEPS steps."""
 _QUIET_FACTOR = 20
 """After an announcement, no correction is made for _QUIET_FACTOR times as long as the announcement
 took, so that planning takes at most about a twentieth of a CPU."""

@@ -78,8 +78,7 @@ class MirrorEstimate:
 def estimate_mirror(
     run: Run, loaders: Loaders, *, num_nodes: int, size: int | None
 ) -> MirrorEstimate:
-    """Estimate the data that a split's loaders read through mirrors, from the first sample of the
-    split to the last.
+    """Estimate the data that a split's loaders read through mirrors, over all samples of the split.
 
     Args:
         num_nodes: number of nodes, among which consecutive ranks are divided evenly.

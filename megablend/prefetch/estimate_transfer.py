@@ -112,8 +112,8 @@ class _Figures:
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._num_samples = np.array([stretch.samples for stretch in stretches])
         self.of_stretches = np.zeros((len(stretches), 3))
-        """Figures of each stretch, [stretches, 3]; without opening files unless the stretches are
-        whole."""
+        """Figures of each stretch, [stretches, 3]. They include opening files only if the stretches
+        are whole."""
         self.of_opening = np.zeros((2, 3))
         """The smallest and the largest figures for opening files, if the stretches are not
         whole."""

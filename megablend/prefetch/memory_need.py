@@ -142,8 +142,8 @@ def check_memory(
 
 
 def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
-    """Plan the steps of the loaders of a run, from the first sample to the last, if none is
-    skipped.
+    """Plan the steps of the loaders of a run, from the first sample to the last, without skipping
+    any.
 
     Returns: the steps of the first process, all of them complete (those of the other processes
         start at `begins`); and the number of batches that exist at the same time in a process, see
@@ -167,9 +167,9 @@ def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> tuple[int, int
     enough.
 
     Returns: the smallest number of bytes that the rank's processes need together, for their lanes,
-        steps, batches and the orders of blocks. And the largest number of lanes that suits the
-        loaders and the run's length and for which `memory` is enough; None if memory does not
-        depend on lanes, or if the run is too short for any suitable number.
+        steps, batches and the orders of blocks. Also the largest number of lanes for which `memory`
+        is enough and which suits the loaders and the run's length; None if memory does not depend
+        on lanes, or if the run is too short for any suitable number.
     Raises: see `check_memory`.
     """
     micro_batch_size = loaders.micro_batch_size
@@ -232,8 +232,8 @@ def _find_needs(
 
 
 def _list_parts(section: Section, skips: Skips, first: int) -> list[tuple[int, int]]:
-    """List the ranges [start, stop) of a section's samples from `first` on without skipped
-    samples."""
+    """List the ranges [start, stop) of a section's samples that are not skipped, from sample
+    `first` on."""
     parts = list[tuple[int, int]]()
     start = max(first, section.start)
     # The empty range at the end of the section ends the last part
@@ -249,8 +249,8 @@ def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple
     """Find the step that needs the most memory.
 
     Args:
-        num_samples: about how many samples to examine if there are more: those of evenly spaced
-            stretches of steps.
+        num_samples: approximate maximum number of samples to examine. If there are more, only
+            evenly spaced stretches of steps are examined.
 
     Returns: the most memory that any examined step needs; and the samples of the step that needs
         the largest share of a budget, int64 [...].
@@ -303,9 +303,9 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
 
 
 def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int) -> int:
-    """Return the largest number of strides, up to `most`, that may be the number of lanes. A
-    process has to keep the blocks of its lanes, `micro_batch_size` lanes per stride, in
-    `block_bytes`."""
+    """Return the largest number of lanes, counted in strides and at most `most`, for which a
+    process can keep the blocks of its lanes in `block_bytes`. It has `micro_batch_size` lanes per
+    stride."""
 
     def are_too_many(strides: int) -> bool:
         return int(count_lane_bytes(run, strides * micro_batch_size).sum()) > block_bytes

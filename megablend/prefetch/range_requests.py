@@ -49,8 +49,8 @@ class RangeRequests:
         """Request the ranges that file reads need next. Return None if they need no more.
 
         Args:
-            owned: a list to which the shared ranges are added that the caller's read owns from now
-                on. The read must `release` them when it is done.
+            owned: a list; the shared ranges that the caller's read owns from now on are added to
+                it. The read must `release` them when it is done.
         """
         new = list[Future[FetchedRanges]]()
         with self._claiming:
@@ -92,8 +92,8 @@ class RangeRequests:
         """Become the owner of shared ranges, or join the read that owns them. Return None for
         ranges that are not shared.
 
-        The caller must hold the lock `_claiming`, and must have found that the ranges are missing
-        while holding it. Otherwise the owner could finish in between, and the ranges would be
+        The caller must hold the lock `_claiming`, and must have held it when it found that the
+        ranges are missing. Otherwise the owner could finish in between, and the ranges would be
         requested again.
 
         Args:

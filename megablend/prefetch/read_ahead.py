@@ -62,7 +62,8 @@ class _TableUse:
     dropped_before: list[int]
     """[num_steps + 1], how many items of `dropped` have been dropped before each step."""
     continued: npt.NDArray[np.bool_] | None
-    """bool, by slot, see `find_continued`; None if document begins are not needed."""
+    """bool, the result of `find_continued` for each slot; None if document begins are not
+    needed."""
 
 
 class ReadAhead:

@@ -53,8 +53,8 @@ NOTHING_READ = ReadCounts()
 
 
 class ReadMeter:
-    """A meter that adds up the reads of a process's threads. Safe to share between threads, and to
-    use after a fork."""
+    """A meter that adds up the reads of a process's threads. It can be shared between threads, and
+    used after a fork."""
 
     def __init__(self) -> None:
         self._counts = NOTHING_READ
@@ -63,7 +63,7 @@ class ReadMeter:
 
     def unlock_after_fork(self) -> None:
         """Replace the lock, which another thread may have held at the fork. Count from the present
-        values of the counters of the process, which are still the parent's."""
+        values of the process's counters, since these still include the parent's counts."""
         self._lock = threading.Lock()
         self._of_process = get_counts()
 
@@ -78,7 +78,7 @@ class ReadMeter:
             self.add(ReadCounts(requests=1, bytes=size, reading_seconds=seconds))
 
     def take(self) -> ReadCounts:
-        """Return the counters since the last call, and reset the meter."""
+        """Return what was counted since the last call, and reset the meter."""
         if self._counts is NOTHING_READ and self._of_process is get_counts():
             return NOTHING_READ
         with self._lock:

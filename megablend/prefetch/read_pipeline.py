@@ -4,9 +4,10 @@ progress as memory allows.
 If a storage reads synchronously, there is one fetching thread (`megablend-fetch_N`) for each
 request that may be in flight. If a storage has an event loop, requests return at once, and the
 fetching threads only open files. There is one decoding thread (`megablend-decode_N`) per CPU, at
-most 8 for a loader; decoding threads also plan windows. If no more threads fetch than decode, as
-for local files, all threads (`megablend-read_N`) do both, and each decodes what it has fetched,
-since these bytes are still in the CPU's caches, and no other thread has to be woken.
+most 8 for a loader; decoding threads also plan windows. If the fetching threads are not more than
+the decoding threads, as for local files, all threads (`megablend-read_N`) do both. Each decodes
+what it has fetched, since these bytes are still in the CPU's caches, and no other thread has to be
+woken.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ReadPipeline:
 
     Args:
         store: the blocks of the index.
-        max_bytes: memory for fetching and decoding at a time; a single read may exceed it.
+        max_bytes: maximum memory for the reads in progress; a single read may exceed it.
         num_fetching, num_decoding: numbers of threads.
         pieces: whether blocks are decoded with the offsets of their pieces, as in BlockStore.read.
         meter: counts the reads.
@@ -73,8 +74,8 @@ class ReadPipeline:
         self._is_abandoned = False
 
     def submit(self, read: Read) -> None:
-        """Request the blocks of a read. They become the result of `read.blocks`; so does an
-        exception that BlockStore.read may raise."""
+        """Request the blocks of a read. The future `read.blocks` gets them, or an exception that
+        BlockStore.read may raise."""
         with self._lock:
             self._waiting.append(read)
         self._start_reads()
@@ -152,8 +153,8 @@ class ReadPipeline:
                 self._give_up(read, translate(error, str(self._store.snapshot.folder)))
 
     def _give_up(self, read: Read, error: MegablendError | None = None) -> None:
-        """Drop a read and all waiting reads. Their blocks become None or, if there is an error,
-        waiting for them raises it."""
+        """Drop a read and all waiting reads. Their blocks become None; if there is an error,
+        waiting for the blocks raises it."""
         with self._lock:
             dropped = [read, *self._waiting]
             self._waiting.clear()

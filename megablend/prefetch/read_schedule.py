@@ -43,8 +43,8 @@ class StepSequence:
         return range(self.first, stop, self.micro_batch_size)
 
     def within(self, section: Section, begin: int) -> StepSequence:
-        """Return the steps that start in a section, from sample `begin` on; they are `stride`
-        samples apart."""
+        """Return the steps that start in a section. Steps are `stride` samples apart, counted from
+        sample `begin`."""
         steps_before = -(-max(0, section.start - begin) // self.stride)
         return replace(
             self, first=begin + steps_before * self.stride, stop=min(section.stop, self.stop)
@@ -216,8 +216,8 @@ def _memory_bytes(run: Run, ids: Int64s, rows: Array) -> tuple[Int64s, Int64s]:
 
 
 def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int64s:
-    """Return the memory for the dictionary that is read along with each block, 0 if none is. In
-    each group of blocks, a dictionary is read with the first block that needs it.
+    """Return the memory for the dictionary that is read along with each block; 0 if no dictionary
+    is read. In each group of blocks, a dictionary is read with the first block that needs it.
 
     Args:
         ids: int64 [n], the blocks.

@@ -29,7 +29,7 @@ RangeKey = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """A read of blocks of one or more files, and how far it has got."""
+    """A read of blocks of one or more files, and its progress."""
 
     indices: Int64s
     """int64 [n], indices of the blocks in `ids` of the window's schedule, ascending."""

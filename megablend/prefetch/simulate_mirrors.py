@@ -16,8 +16,8 @@ from megablend.arrays import Int64s
 
 
 class PageReads(NamedTuple):
-    """Reads of pages, in the order of time. If a node reads a page twice for one step, this is one
-    read. The fields are arrays of int64 [n]."""
+    """Reads of pages, in order of time. If a node reads a page twice for one step, this counts as
+    one read. The fields are arrays of int64 [n]."""
 
     pages: Int64s
     """Number of the page that is read, unique over all files."""
@@ -112,9 +112,9 @@ class _Mirror:
 
 
 def _find_next(pages: Int64s, nodes: Int64s) -> Int64s:
-    """Return, for each read, the next read of the same page by the same node (int64 [n]). If there
-    is none, the result is greater than the number of any read; the earlier the read, the greater
-    the result."""
+    """Return, for each read, the number of the next read of the same page by the same node (int64
+    [n]). If there is none, return a number greater than that of any read; it is greater for earlier
+    reads."""
     count = len(pages)
     order = np.lexsort((nodes, pages))
     is_same = (np.diff(pages[order]) == 0) & (np.diff(nodes[order]) == 0)

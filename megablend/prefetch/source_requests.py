@@ -1,5 +1,5 @@
-"""Count the requests that planned reads of a source's files would send. The number depends on the
-format, so a sample of the files is opened to find out.
+"""Count the requests that planned reads of a source's files would send. Their number depends on the
+format, so a sample of the files is opened to find it out.
 
 *Figures* are three numbers, float64 [3]: the number of requests, and the smallest and the largest
 number of bytes that they return. The bytes differ if requests depend on earlier reads.
@@ -22,8 +22,8 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.ranges import FileRanges
 
 _TRIED_READS = 8
-"""Number of reads of a source whose first requests are actually sent, if only the responses show
-what else a read requests."""
+"""Number of reads of a source that are tried: their first requests are actually sent, if only the
+responses show what else a read requests."""
 
 
 class SourceRequests:

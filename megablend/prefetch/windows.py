@@ -109,8 +109,8 @@ def _estimate_spans_per_sample(run: Run) -> float:
 
 
 def _count_fitting_steps(schedule: ReadSchedule, max_bytes: int) -> int:
-    """Return how many of the first steps have blocks that take at most `max_bytes` together; at
-    least 1."""
+    """Return the number of first steps whose blocks together take at most `max_bytes`; at least
+    1."""
     by_first_use = np.argsort(schedule.first_use, kind="stable")
     totals = np.cumsum(schedule.sizes[by_first_use])
     num_blocks = int(np.searchsorted(totals, max_bytes, side="right"))
@@ -204,8 +204,8 @@ class _KeptBlocks(NamedTuple):
         return self.ids[is_dropped], self.select(~is_dropped)
 
     def with_used(self, now: ReadSchedule, number: int) -> _KeptBlocks:
-        """Return these blocks and those of window `number`, and add the tokens that the window
-        uses."""
+        """Return these blocks and those of window `number`. The tokens that the window uses are
+        added to `used`."""
         ids = np.union1d(self.ids, now.ids)
         old = np.searchsorted(ids, self.ids)
         new = np.searchsorted(ids, now.ids)

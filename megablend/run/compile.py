@@ -343,7 +343,7 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
 
 def _choose_cycles(stage: RequestedStage, parts: npt.NDArray[np.void]) -> list[int]:
     """Choose how many cycles share each run of a source's ordinals, [num_sources], so that a run
-    spans several blocks or, if lengths of documents are needed, documents.
+    spans several documents if their lengths are needed, and otherwise several blocks.
 
     Args:
         parts: the documents of each source, PART_DTYPE [num_sources].

@@ -199,8 +199,8 @@ class Ledger:
 
     def check_indices(self, requested: Ledger, stop: int) -> None:
         """Refuse a request that sets `new_data` before `stop` where the committed stages do not
-        have it, or that lacks `new_data` that they have, so that later stages would read an earlier
-        index. Raises: PlanError."""
+        have it, or that does not set it where they have it, so that later stages would read an
+        earlier index. Raises: PlanError."""
         committed = [sample for sample in self.index_changes if sample < stop]
         wanted = [sample for sample in requested.index_changes if sample <= stop]
         past = [sample for sample in wanted if sample < stop]

@@ -63,7 +63,7 @@ _BLENDED = {
 }
 """Keys of a blend whose sources have shares, with their types."""
 _KEYS = {"plan_version": "plan", "shuffle_window": "cycle"}
-"""The fields of `Blend` that have another name in records, with this name."""
+"""The names that fields of `Blend` have in records, if they differ."""
 _SAME_BLEND = {"run": str, "index": str, "ends": [is_count], "digests": list, "blend": dict}
 """Keys of a ledger whose stages have the same index and blend."""
 _CHANGES = {"run": str, "sources": list, "stages": [dict]}
@@ -312,7 +312,7 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     """Parse the result of `blend_record`.
 
     Args:
-        may_be_unblended: whether the split may be unblended. Only train is always blended.
+        may_be_unblended: whether the split may be unblended; train is always blended.
 
     Raises: ValueError, TypeError if the record does not describe a blend.
     """

@@ -52,8 +52,7 @@ class Skips:
         return Skips(tuple(merged))
 
     def next_sample(self, position: int) -> int:
-        """Return `position`, or the first sample after it that is not skipped if `position` is
-        skipped."""
+        """Return the first sample at or after `position` that is not skipped."""
         for start, stop in self.ranges:
             if start <= position < stop:
                 return stop
