@@ -263,8 +263,8 @@ class EpochsBuilder:
         return self._lose_files(index, list_begun)
 
     def next_epochs_lose_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
-        """Return whether a snapshot lacks files of an epoch that each source would read next,
-        beginning at position `begun`, int64 [num_sources]: bool [num_sources]."""
+        """Return whether a snapshot lacks files of an epoch that a source would read at its
+        position `begun`, int64 [num_sources], or later: bool [num_sources]."""
 
         def list_next(source: int) -> list[Segment]:
             segments = self._segments[source]

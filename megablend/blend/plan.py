@@ -183,8 +183,8 @@ class StagesPlan(LocatesMany):
         return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
     def counts(self, n: int) -> Int64s:
-        """Return how many of the first n samples come from each source: int64 [num_sources]. Raises
-        IndexError."""
+        """Return how many of the first n samples come from each source: int64 [num_sources].
+        Raises: IndexError if n is outside [0, num_samples]."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         if n == self.num_samples:  # known without a plan
             totals: Int64s = self._samples_before[-1].copy()

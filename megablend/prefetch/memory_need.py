@@ -44,8 +44,8 @@ FIRST_SAMPLES = 1 << 10
 MOST_SAMPLES = 1 << 16
 """Number of samples of each part of a run that are examined if memory is not plentiful."""
 _PLENTIFUL = 4
-"""`memory` is plentiful if it is _PLENTIFUL times what the first samples need; it is then assumed
-to be enough for all samples."""
+"""`memory` is plentiful if it is at least _PLENTIFUL times the memory that the first samples need.
+It is then assumed to be enough for all samples."""
 _NUM_STRETCHES = 16
 """Number of stretches of neighbouring steps that are examined if a part has too many steps."""
 

@@ -60,8 +60,7 @@ class Samples(NamedTuple):
 
 
 def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Sample]:
-    """Locate samples, and read all their blocks together. `ks` are the numbers of the samples, at
-    least one.
+    """Locate the samples with the numbers `ks`, at least one, and read all their blocks together.
 
     Raises: IndexError for a sample outside the run; MissingFileError, ChangedFileError,
         CorruptFileError from the samples' files.

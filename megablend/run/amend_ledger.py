@@ -127,8 +127,8 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
 
 
 def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None:
-    """Refuse a request that lists fewer stages with `new_data` from the cut on than the run has. A
-    stage that begins exactly at the cut is replaced by the one that is requested there. Raises:
+    """Refuse a request that has fewer stages with `new_data` at or after the cut than the run. A
+    stage that begins exactly at the cut is replaced by the stage that is requested there. Raises:
     PlanError."""
     stop = cut.num_samples
     listed = [sample for sample in requested.index_changes if sample >= stop]

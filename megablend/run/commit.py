@@ -53,8 +53,8 @@ def keep_companion(compiled: Compiled, others: Iterable[tuple[str, Compiled | Pl
 
 
 def precompute_orders(compiled: Compiled) -> None:
-    """Store in the cache the totals that the orders of blended splits would otherwise compute on
-    opening. Raises CacheError.
+    """Store in the cache the totals that the orders of blended splits would otherwise compute when
+    they are opened. Raises: CacheError if they cannot be written.
 
     Train may read each snapshot of the index in a different order. Only the orders that a snapshot
     is read in are computed for it, since it may lack the document table that another order needs.

@@ -203,7 +203,7 @@ class _Compiler:
     links: Sequence[Link]
 
     def request(self, batch: int | None) -> tuple[RequestedStage, ...]:
-        """List the stages that the config requests. Raises: PlanError."""
+        """List the stages that the config requests. Raises: PlanError if they are not possible."""
         tokens = [each.tokens for each in self.data.snapshots]
         if self.config.is_blended(self.split):
             return request_stages(

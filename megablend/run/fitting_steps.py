@@ -14,15 +14,15 @@ from megablend.run.skips import Skips
 
 
 def fitting_unit(run: Run) -> int | None:
-    """Return the number that must be divisible by the number of samples in a step, so that the
-    length and the masks of samples change only between steps, counted from sample 0; None if they
+    """Return the greatest number of samples in a step for which the length and the masks of samples
+    change only between steps, counted from sample 0. Every divisor of it also fits. None if they
     never change."""
     return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
-    """Return why steps from sample `first` on do not fit, and which steps would fit; None if they
-    do.
+    """Return a message that says why steps from sample `first` on do not fit, and which steps
+    would; None if they fit.
 
     Args:
         step_samples: number of samples in a step: micro batch x data-parallel size.
@@ -101,7 +101,8 @@ def fitting_lanes(
 def unfit_lanes(
     lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> str | None:
-    """Return why a number of lanes does not fit, and which number would; None if it fits."""
+    """Return a message that says why a number of lanes does not fit, and which number would; None
+    if it fits."""
     fitting = fitting_lanes(
         lanes,
         micro_batch_size=micro_batch_size,

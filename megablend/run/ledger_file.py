@@ -102,7 +102,7 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
 
 def count_skips(store: CacheStore, run: str) -> int:
     """Return the number of ranges that the run skips according to its ledger; 0 if there is no
-    ledger, or it does not record the number. Raises: CacheError."""
+    ledger, or it does not record the number. Raises: see `load_ledger`."""
     ledger = load_ledger(store, run)
     return 0 if ledger is None else ledger.skips or 0
 

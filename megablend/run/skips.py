@@ -152,7 +152,8 @@ def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
 
 
 def forget_skips(cache: CacheStore, run: str) -> None:
-    """Remove the record of a removed run, with the ranges of all its plans. Raises: CacheError."""
+    """Remove the skips of a run that is being removed, for all its plans. Raises: CacheError if
+    they cannot be removed."""
     if run in cache.list_records(SKIPS):
         cache.remove_record(SKIPS, run)
 
@@ -186,7 +187,8 @@ def _load_same(cache: CacheStore, ledger: Ledger) -> Ledger:
 
 def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     """Read the ranges of a run, each with the plan that it was made for, and the record that
-    contains them. Return an empty list and None if there is no record. Raises CacheError."""
+    contains them. Return an empty list and None if there is no record. Raises: CacheError if the
+    record is damaged."""
     place = cache.describe_record(SKIPS, run)
     try:
         with reading(place):

@@ -128,9 +128,9 @@ class Stage:
     """Whether epochs are read whole when files are withdrawn. If True, withdrawn files are read
     only by a drain, to finish epochs that earlier stages have begun, and an epoch that is shorter
     without them is read to its new end. False if that makes no difference, and in ledgers of
-    earlier releases: there, an epoch that begins exactly where lanes have stopped is still read
-    from withdrawn files; and an epoch that became shorter ends within another one, whose rest is
-    not read."""
+    earlier releases. In these, an epoch that begins exactly where lanes have stopped is still read
+    from withdrawn files; and an epoch that became shorter ends within another epoch, the rest of
+    which is not read."""
 
     @property
     def stop(self) -> int:

@@ -55,7 +55,8 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> State:
-        """Check and convert a dict made by `to_dict`. Raises StateError."""
+        """Check and convert a dict made by `to_dict`. Raises: StateError if it is damaged or has
+        another version."""
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 f"not a megablend state: found {str(state)[:80]!r}, expected a dict returned by state_dict()"
