@@ -35,8 +35,8 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     residuals weight * end - samples so far, with negative residuals taken as 0. Appending ends does
     not change the totals of earlier stages.
 
-    Raises: PlanError as `largest_remainder` does, and if `ends` are not positive and strictly
-        increasing.
+    Raises: PlanError if `ends` are not positive and strictly increasing; see also
+        `largest_remainder`.
     """
     wholes = _to_integers(weights)
     scale = sum(wholes)
@@ -102,11 +102,11 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
-    """Return the smallest length, in samples, of a drain that begins at sample `start`, ends at a
-    multiple of `unit`, and gives each source, by its share, at least the number of samples that it
-    has `left`; see `divide_drain`. As far as `unit` allows, the length is at most twice the number
-    of samples that all sources have left: a source with a small share could otherwise make a drain
-    arbitrarily long."""
+    """Return the length in samples of the shortest drain that begins at sample `start`, ends at a
+    multiple of `unit`, and is long enough for the share of each source to cover the samples that
+    the source has `left`; see `divide_drain`. As far as `unit` allows, the length is at most twice
+    the number of samples that all sources have left: a source with a small share could otherwise
+    make a drain arbitrarily long."""
     total_left = sum(left)
     limit = 2 * total_left
     scale = sum(weights)

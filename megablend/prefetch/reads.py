@@ -19,7 +19,8 @@ from megablend.run.run import Run
 READ_BYTES = 4 << 20
 """Maximum number of decoded bytes in one read, unless a single block has more."""
 READS_AHEAD = 16
-"""Approximate minimum number of reads in a window, so that threads can share even a short one."""
+"""Approximate minimum number of reads in a window, so that threads can share even a short
+window."""
 _MEMORY_PART = 8
 """A read takes at most 1 / _MEMORY_PART of the memory for reads, so that several reads are in
 flight even if memory is scarce."""

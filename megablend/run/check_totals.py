@@ -104,8 +104,8 @@ def _check_caps(
     *,
     is_drain: bool,
 ) -> None:
-    """Check a step of a stage, or a drain after it. Raises: PlanError for the first source that it
-    reads more often than the source's caps allow."""
+    """Check a step of a stage, or a drain after it. Raises: PlanError that names the first source
+    of which it reads more than the source's caps allow."""
     request = part.request
     extra = int(compiled.config.add_extra_token_to_sequence)
     length = request.sample_tokens
@@ -145,8 +145,8 @@ def _check_caps(
 def _advise_longer(
     config: Config, split: str, needed: int, longest: int | None, tokens: int
 ) -> str:
-    """Return advice on how to give every source at least one sample, which takes `needed` samples,
-    more than the caps may allow."""
+    """Return advice on how to give every source at least one sample. This takes `needed` samples,
+    which may be more than the caps allow."""
     remedy = "give the source a larger share, or a share of 0"
     if needed > MAX_SAMPLES:
         return (

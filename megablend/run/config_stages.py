@@ -30,7 +30,7 @@ class RequestedSchedule(NamedTuple):
 
 
 CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
-"""A function that counts what stages, and a drain after them, read before a stage with given
+"""A function that counts what stages, and a drain after them, read before the next stage, given its
 settings."""
 
 

@@ -32,7 +32,7 @@ class Misfit(NamedTuple):
     """A description of why a snapshot does not fit a config."""
 
     problem: str
-    """A relative clause, for a message, that says how the snapshot differs."""
+    """How the snapshot differs: a relative clause for a message."""
     remedy: str = ""
     """What to do if the run keeps the snapshot. This is the end of a message, and begins with a
     semicolon."""
@@ -111,7 +111,7 @@ def join_stores(
 def _open_store(
     run: str, snapshot: Snapshot, eods: Mapping[str, int | None], runtime: Runtime, storage: Storage
 ) -> BlockStore:
-    """Open the blocks of a snapshot; arguments and errors as of `join_stores`."""
+    """Open the blocks of a snapshot; see `join_stores` for the arguments and errors."""
     names = snapshot.sources.names
     append_eod = [eods.get(name) for name in names]
     roots = {

@@ -107,7 +107,7 @@ def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
 
 
 def skips_of(run: Run) -> Skips:
-    """Return the samples that loaders of a run skip. Raises: as `load_skips`."""
+    """Return the samples that loaders of a run skip. Raises: see `load_skips`."""
     return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()
 
 
@@ -159,7 +159,7 @@ def forget_skips(cache: CacheStore, run: str) -> None:
 
 
 def remove_skips(cache: CacheStore, ledger: Ledger) -> None:
-    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises: as
+    """Remove all skipped ranges of a run's plan, even if their record is damaged. Raises: see
     `save_skip`."""
     present = _load_same(cache, ledger)
     try:

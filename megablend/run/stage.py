@@ -21,8 +21,8 @@ SETTINGS = {
     "lanes": int,
     "shuffle_window": int,
 }
-"""Fields of a `Blend` apart from its sources and its schedule, in the order in which they are
-stored, and their types."""
+"""The fields of a `Blend` except its sources and its schedule, with their types, in the order in
+which they are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
