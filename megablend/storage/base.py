@@ -17,19 +17,20 @@ from megablend.storage.find import Found
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
-"""A function that returns an array for a number of bytes (uint8 [size])."""
+"""A function that allocates an array of a given number of bytes (uint8 [size])."""
 KnownFiles: TypeAlias = Mapping[str, Any]
-"""Facts about files, such as their versions, by path or by scheme; picklable, without credentials."""
+"""Information about files, such as their versions, by path or by scheme. It can be pickled, and
+contains no credentials."""
 
 
 def allocate_bytes(size: int) -> Bytes:
-    """Return a new array for `size` bytes. This is the usual `Allocate`."""
+    """Return a new array of `size` bytes (uint8). Most callers pass this function as `Allocate`."""
     return np.empty(size, np.uint8)
 
 
 def read_range(storage: Storage, path: str, offset: int, size: int) -> bytes:
-    """Read one range through `Storage.read_ranges`. Some storages implement `Storage.read` by this
-    function."""
+    """Read one range by calling `Storage.read_ranges`. Some storages use this function to implement
+    `Storage.read`."""
     out, begins = storage.read_ranges(path, np.array([offset]), np.array([size]), allocate_bytes)
     return out[begins[0] : begins[0] + size].tobytes()
 
@@ -47,19 +48,19 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """The limits of a storage for its callers: which reads to merge, and how many to have in
+    """The limits that a storage sets for reads: which reads to merge, and how many may be in
     flight."""
 
     max_gap_bytes: int
-    """The largest gap between two ranges that is read along with them, since a separate read would
-    cost more."""
+    """The maximum gap between two ranges that are read together. Reading a gap of this size costs
+    less than a second read."""
     max_merged_bytes: int
-    """The largest number of bytes of nearby ranges that are read together; a single range may be
-    larger."""
+    """The maximum number of bytes that nearby ranges read together have in total. A single range
+    may be larger."""
     separate_bytes: int | None = None
-    """The minimum size of ranges that are read separately if different blocks keep them: copying
-    them out of a joint read costs more than another read. None if ranges of any size are read
-    together."""
+    """Ranges of at least this size are read separately if different blocks keep their bytes, since
+    copying the bytes out of a joint read costs more than a second read. None if ranges of any size
+    are read together."""
     max_reads: int
     """The number of reads that a process may have in flight at a time. If `fetch` blocks until the
     bytes are read, callers use this number of threads."""
@@ -86,21 +87,22 @@ class Storage(Protocol):
         ...
 
     def for_checking(self) -> Storage:
-        """Return a view of the storage without caches, for checking files while others read them: a
-        request for a file's state has no effect on readers."""
+        """Return a view of the storage without caches, for checking files while others read them.
+        Requesting the state of a file through the view does not affect readers."""
         ...
 
     def for_reading(self) -> Storage:
-        """Return a view of the storage for one reader, such as an open run: it keeps reading the
-        files that it opened first, whatever this storage finds or opens for others."""
+        """Return a view of the storage for one reader, such as an open run. The view keeps reading
+        the files that it opened first, even if this storage later finds or opens new versions of
+        them."""
         ...
 
     def find(self, pattern: str) -> Found:
-        """Return the files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, with links
-        resolved, and the folders that could not be read.
+        """Find the files that match `pattern` (`*`, `?`, `[]`, `**`), and the folders that could
+        not be read. The files are sorted, and their links are resolved.
 
-        Reads through this object keep to the version of a file that was read first. After `find`
-        has returned the file again, they use the version that existed then.
+        Reads through this object use the version of a file that was read first. If a later call of
+        `find` returns the file, reads use the version that exists at that call.
         """
         ...
 
@@ -124,25 +126,25 @@ class Storage(Protocol):
         ...
 
     def stat_opened(self, path: str) -> FileStat:
-        """Return the size and the identity of the file that reads of `path` use, even if `path` now
+        """Return the size and the identity of the file that is read at `path`, even if `path` now
         refers to another file. Raises: the same errors as `read`."""
         ...
 
     def known_files(self) -> KnownFiles:
-        """Return the facts about files that listings and requests have found since the last call,
-        to pass to `add_known_files` in other processes. Empty if such facts cost little to find."""
+        """Return the information about files that was found since the last call, for
+        `add_known_files` in other processes. It is empty if the information is cheap to find."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """Add facts about files that another process of the same job has found, so that this
-        process need not request them."""
+        """Add information about files that another process of the same job has found, so that this
+        process does not have to request it."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError if the file was replaced since it was first read,
-            as far as that is detected; CorruptFileError if the file ends before this range does.
+        Raises: MissingFileError; ChangedFileError if the file is known to have been replaced since
+            it was first read; CorruptFileError if the range extends beyond the end of the file.
         """
         ...
 
@@ -153,10 +155,11 @@ class Storage(Protocol):
 
         Args:
             offsets, sizes: the offset and size of each range in bytes (int64 [n]).
-            allocate: returns an array for a number of bytes (uint8 [size]), which may be
+            allocate: allocates an array of a given number of bytes (uint8 [size]), which may be
                 uninitialised.
 
-        Returns: an array with the bytes (uint8), and the start of each range in it (int64 [n]).
+        Returns: an array with the bytes of all ranges (uint8), and the offset of each range in this
+            array (int64 [n]).
         Raises: the same errors as `read`.
         """
         ...
@@ -164,8 +167,8 @@ class Storage(Protocol):
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """Start to read several ranges, and return a future of the result of `read_ranges`. Many
-        such calls may be in flight at a time, from any thread.
+        """Start to read several ranges, and return a future. Many such calls may be in flight at a
+        time, from any thread.
 
         A storage with synchronous reads blocks until the bytes are read
         (`storage.futures.call_now`); callers use one thread for each of the `max_reads` that may be
@@ -175,7 +178,8 @@ class Storage(Protocol):
 
         Args: as in `read_ranges`.
 
-        Returns: a future, which has the exceptions that `read` raises.
+        Returns: a future of the result of `read_ranges`. It fails with the errors that `read`
+            raises.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""`make_storage` creates the storage of a config, which accesses each location through the storage
-for the location's scheme."""
+"""`make_storage` creates the storage of a config. This storage passes each call on to the storage
+for the scheme of the location."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class StorageByScheme(RoutingStorage):
         return made
 
     def _make(self, scheme: str, location: str) -> Storage:
-        """Create the storage of a scheme. Raises: ConfigError, which begins with the location."""
+        """Create the storage for a scheme. Raises: ConfigError if there is no such storage. The
+        message begins with the location."""
         if scheme == "file":
             raise ConfigError(f"{location}: write a plain path, without file://")
         factory = find_storage(scheme)

@@ -28,7 +28,7 @@ _MAX_DESCRIPTORS = 1 << 10
 FileIdentity: TypeAlias = tuple[int, int]
 """The st_dev and st_ino of a file. They change if another file replaces it at the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
-"""The identity of the file that a storage opened first at each path, by path."""
+"""The identity of the file that a storage first opened at each path, by path."""
 
 
 def default_capacity() -> int:
@@ -76,8 +76,8 @@ class DescriptorPool:
     Args:
         capacity: the maximum number of descriptors that are kept open.
         flags: additional flags for opening files, such as os.O_DIRECT.
-        name: the name of a pool that the process shares, which can be pickled; "" for any other
-            pool.
+        name: the name of a pool that all storages of the process share; "" for any other pool. Only
+            a pool with a name can be pickled.
     """
 
     def __init__(self, capacity: int, flags: int = 0, *, name: str = "") -> None:
@@ -106,18 +106,19 @@ class DescriptorPool:
         return shared_pool, (self._name, self.capacity)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock: a thread that does not exist in the child may have held it.
+        """Replace the lock in a forked child, since a thread of the parent may have held it.
         Descriptors stay valid."""
         self._lock = threading.Lock()
 
     def borrow(self, path: str, opened: OpenedFiles) -> AbstractContextManager[int]:
-        """Return a context manager that lends a descriptor of the file at `path`. It must be
-        entered.
+        """Return a context manager for a descriptor of the file at `path`. The caller must enter
+        the context manager.
 
         Args:
             opened: the files that the caller has opened before; the file at `path` is added.
 
-        Raises: OSError if the file cannot be opened, with ESTALE if it is not the file in `opened`.
+        Raises: OSError if the file cannot be opened. Its errno is ESTALE if `path` no longer refers
+            to the file in `opened`.
         """
         identity = opened.get(path)
         if identity is not None:
@@ -145,8 +146,8 @@ class DescriptorPool:
         return pooled
 
     def _evict_excess(self) -> list[_Descriptor]:
-        """Evict descriptors above the capacity, least recently used first. The caller must hold the
-        lock. Returns: the descriptors to be closed."""
+        """Evict the least recently used descriptors until the pool is within its capacity. The
+        caller must hold the lock. Returns: the descriptors that the caller must close."""
         closable = list[_Descriptor]()
         while len(self._pool) > self.capacity:
             _, evicted = self._pool.popitem(last=False)
@@ -172,8 +173,9 @@ for _pool in _SHARED.values():
 
 
 def shared_pool(name: str, capacity: int | None = None) -> DescriptorPool:
-    """Return a pool that all storages of the process share, since descriptors are limited per
-    process: "local", "direct" (without the page cache) or "checking".
+    """Return the shared pool with a given name: "local", "direct" (without the page cache) or
+    "checking". All storages of the process share these pools, since descriptors are limited per
+    process.
 
     Args:
         capacity: the new capacity of the pool; None for no change.

@@ -90,8 +90,8 @@ def _direct_error(path: str, error: OSError, opened: Container[str]) -> DataErro
 
 
 def _read_to_end(fd: int, offset: int, memory: memoryview) -> int:
-    """Read a file from `offset` on until `memory` is full or the file ends, which may be at an
-    unaligned offset. Returns: the number of bytes that were read."""
+    """Read a file, starting at `offset`, until `memory` is full or the file ends. The end may be at
+    an unaligned offset. Returns: the number of bytes that were read."""
     num_bytes = 0
     while num_bytes < len(memory) and num_bytes % ALIGNMENT == 0:
         more_bytes = os.preadv(fd, [memory[num_bytes:]], offset + num_bytes)

@@ -27,9 +27,8 @@ the stream continues."""
 class LongReadError(Exception):
     """An exception that ends a dry run at the point where it would read data.
 
-    All reads that are known to follow have been counted by then. The code that indexes cannot
-    continue without the data; its caller suppresses this error, and takes the counts so far as the
-    result.
+    By then, all following reads that are known have been counted. Indexing cannot continue without
+    the data, so the caller suppresses this error and uses the counts so far.
     """
 
 
@@ -37,7 +36,7 @@ class DryStorage(PrefetchedStorage):
     """A storage that counts the requests and bytes that a PrefetchedStorage around `inner` would
     need, and sends only those requests that do not read data. Used by one thread.
 
-    Raises, from any read: LongReadError, which the caller of the code that reads has to suppress.
+    Raises, from any read: LongReadError, which the code that starts the dry run has to suppress.
     """
 
     def __init__(self, inner: Storage, reads: RequestedReads) -> None:
@@ -85,13 +84,13 @@ class DryStorage(PrefetchedStorage):
         return super()._start(path, offsets, sizes, allocate)
 
     def _count_portions(self, num_left: int) -> None:
-        """Count portions of a stream until only the last `num_left` are not counted."""
+        """Count all uncounted portions of a stream except the last `num_left`."""
         while len(self._uncounted) > max(0, num_left):
             path, offsets, sizes = self._uncounted.popleft()
             self._count(*self._find_missing(path, offsets, sizes))
 
     def _count(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Count the requests that read some ranges. Adjacent ranges are merged, and long ranges are
+        """Count the requests for a list of ranges. Adjacent ranges are merged, and long ranges are
         split."""
         self.requests += len(plan_requests(offsets, sizes, np.cumsum(sizes) - sizes))
         self.bytes += int(sizes.sum())

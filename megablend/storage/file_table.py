@@ -1,4 +1,5 @@
-"""Tables of files: a listing of a million files as a few arrays, instead of a million objects."""
+"""Tables of files, which hold a listing of a million files in a few arrays instead of a million
+objects."""
 
 from __future__ import annotations
 
@@ -60,11 +61,11 @@ class Texts(NamedTuple):
         return texts
 
     def take(self, rows: npt.NDArray[Any]) -> Texts:
-        """Return a column of the texts in some rows. The bytes are shared."""
+        """Return a column of the texts in the given rows. The bytes are shared, not copied."""
         return Texts(self.letters, self.begins[rows], self.stops[rows])
 
     def find(self, text: str) -> Int64s:
-        """Return the numbers of the rows that have a given text, ascending (int64)."""
+        """Return the indices of the rows whose text equals `text`, in ascending order (int64)."""
         letters = text.encode(*_ENCODING)
         rows = np.flatnonzero(self.stops - self.begins == len(letters))
         # From the end, since many texts have the same beginning
@@ -73,11 +74,12 @@ class Texts(NamedTuple):
         return rows
 
     def find_rows(self, mark: Callable[[Uint8s, Uint8s], Bools]) -> Int64s:
-        """Return the numbers of the rows whose text contains a marked byte, ascending (int64).
+        """Return the indices of the rows whose text contains a marked byte, in ascending order
+        (int64).
 
         Args:
-            mark: returns whether each byte is marked, given an array of bytes, and an array of the
-                bytes before them.
+            mark: returns whether each byte is marked. Its arguments are an array of bytes, and an
+                array with the byte before each of them.
         """
         places = [np.empty(0, np.int64)]
         last = np.zeros(1, np.uint8)
@@ -92,7 +94,7 @@ class Texts(NamedTuple):
 
 
 class TextsBuilder:
-    """A builder of a column of texts, which holds the texts in memory only once."""
+    """A builder of a column of texts. It keeps only one copy of the texts in memory."""
 
     def __init__(self) -> None:
         self._letters = bytearray()
@@ -131,7 +133,7 @@ class FileTable(NamedTuple):
     """The etag of each file; see `FileStat.etag`."""
 
     def take(self, rows: npt.NDArray[Any]) -> FileTable:
-        """Return a table with only some of the rows."""
+        """Return a table with only the given rows."""
         return FileTable(self.paths.take(rows), self.sizes[rows], self.etags.take(rows))
 
 
@@ -139,8 +141,8 @@ class TableStorage(Storage, Protocol):
     """A storage that lists files as a table."""
 
     def find_table(self, pattern: str) -> FileTable | None:
-        """Return the files that match `pattern`, in any order, and their states; None if `find` and
-        `stat` have to be called instead. Other calls do not use these states.
+        """Return a table of the files that match `pattern`, in any order; None if `find` and `stat`
+        have to be called instead. Other calls do not use the sizes and etags in the table.
 
         Raises: the same errors as Storage.find.
         """

@@ -1,11 +1,11 @@
 """Find the files that match a pattern, and report folders and links that could not be read.
 
-Patterns have the same meaning as in `glob`: `*`, `?` and `[]` within a name, `**` for any number of
-folders, names that begin with a dot only if the pattern has one. Unlike `glob`, nothing is left out
-silently: folders that cannot be listed, dangling links, pipes, sockets and devices are reported.
-Links are followed, but each folder is visited once per part of the pattern, so cyclic links
-terminate. Folders reached through fewer links come first, so a file keeps its own name if the
-pattern matches that name.
+Patterns have the same meaning as in `glob`: `*`, `?` and `[]` match within a name, `**` matches any
+number of folders, and names that begin with a dot match only if the pattern has the dot. Unlike
+`glob`, nothing is left out silently: folders that cannot be listed, dangling links, pipes, sockets
+and devices are reported. Links are followed, but each folder is visited once per part of the
+pattern, so cyclic links terminate. Folders that are reached through fewer links come first, so a
+file keeps its own name if the pattern matches that name.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Found:
     files: list[Match]
     """The matching files, sorted by path."""
     unreadable: dict[str, str]
-    """Folders that could not be listed, dangling links, pipes, sockets and devices -> the
-    reason."""
+    """The reason why a path could not be read, by path: for folders that could not be listed,
+    dangling links, pipes, sockets and devices."""
     folders: tuple[str, ...] = ()
-    """Folders whose own path matches a pattern with wildcards, as if they were files; their content
-    is not listed."""
+    """Folders whose path matches a pattern for files, such as `data/*`. Their content is not
+    listed."""
     links: tuple[str, ...] = ()
     """Links to folders that are listed under another name."""
 
@@ -77,9 +77,8 @@ def find_files(pattern: str) -> Found:
 
 
 def _split_at_wildcard(pattern: str) -> tuple[str, list[str]]:
-    """Split a pattern before its first part with a wildcard. Returns: the folder before this part,
-    and a list of the remaining parts: names of folders, and last the name of the files. Without
-    wildcards, only the last part is split off."""
+    """Split a pattern before the first part that has a wildcard, or before the last part if none
+    has. Returns: the folder in front, and the list of the remaining parts."""
     parts = PurePath(pattern).parts
     first = 0
     while first < len(parts) - 1 and not glob.has_magic(parts[first]):
@@ -89,7 +88,7 @@ def _split_at_wildcard(pattern: str) -> tuple[str, list[str]]:
 
 
 def _join(folder: str, name: str) -> str:
-    """Join a folder and a name, far faster than pathlib does, since there may be hundreds of
+    """Join a folder and a name. This is much faster than pathlib, which matters for hundreds of
     thousands of files."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
@@ -103,18 +102,20 @@ class _Folder(NamedTuple):
     real: str
     """The path with all links resolved."""
     wanted: set[int]
-    """The numbers of the parts of the pattern that are matched with names in the folder."""
+    """The parts of the pattern, given by index, that the names in the folder have to be matched
+    with."""
 
     def enter(self, name: str) -> tuple[str, str]:
-        """Return the path and the real path of an entry of this folder that is not a link."""
+        """Return the path of an entry of this folder, and its real path if the entry is not a
+        link."""
         path = _join(self.path, name)
         # Without links, both are the same string: strings take most of the memory of a listing
         return path, path if self.path == self.real else _join(self.real, name)
 
 
 class _Walk:
-    """A search through folders, which matches the names in each folder with some parts of the
-    pattern. Parts are given by their numbers."""
+    """A search through folders that matches the names in each folder with parts of the pattern.
+    Each part is given by its index."""
 
     def __init__(self, parts: list[str]) -> None:
         self.files: list[Match] = []
@@ -127,20 +128,22 @@ class _Walk:
         self._wild = {i for i, part in enumerate(parts) if glob.has_magic(part)}
         self._any_folders = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
         self._matched: dict[str, set[int]] = {}
-        """The real path of a folder -> the parts that the names in it were matched with."""
+        """The parts that the names in a folder have been matched with, by the real path of the
+        folder."""
         self._queue: list[_Folder] = []
         """A heap of the folders to visit."""
         self._linked: set[str] = set()
         """Paths of links to folders."""
 
     def run(self, root: str) -> None:
-        """Visit the folders from `root` on."""
+        """Search `root` and the folders below it."""
         self._queue.append(_Folder(0, root, os.path.realpath(root), {0}))
         while self._queue:
             self._visit(heapq.heappop(self._queue))
 
     def _visit(self, folder: _Folder) -> None:
-        """Match the names in a folder with the wanted parts of the pattern, once with each."""
+        """Match the names in a folder with the wanted parts of the pattern. Each part is matched
+        once."""
         wanted = self._skip_any_folders(folder.wanted)
         matched = self._matched.setdefault(folder.real, set())
         if wanted & matched and folder.path in self._linked:
@@ -153,8 +156,8 @@ class _Walk:
             self._list(folder, new & self._wild)
 
     def _skip_any_folders(self, wanted: set[int]) -> set[int]:
-        """Return the parts `wanted`, and the part after each `**` among them, since `**` also
-        matches zero folders."""
+        """Return `wanted` together with the part after each `**` in it, since `**` also matches
+        zero folders."""
         skipped = set(wanted)
         for number in wanted & self._any_folders:
             while number in self._any_folders and number < self.last:
@@ -186,10 +189,10 @@ class _Walk:
         }
 
     def _enter(self, folder: _Folder, entry: os.DirEntry[str], matched: set[int]) -> None:
-        """Add a file, or continue in a folder.
+        """Add a matching file to the results, or add a folder to the queue.
 
         Args:
-            matched: the parts of the pattern that the name of the file or folder has matched.
+            matched: the parts of the pattern that the name of the entry matches.
         """
         if entry.is_dir(follow_symlinks=False):
             self._push(folder.links, *folder.enter(entry.name), matched)
@@ -199,8 +202,8 @@ class _Walk:
             self.files.append(Match(folder.links, *folder.enter(entry.name)))
 
     def look_up(self, folder: _Folder, name: str, matched: set[int]) -> None:
-        """Add a file, or continue in a folder, like `_enter`, but for a name that was not listed,
-        or that is neither a file nor a folder."""
+        """Add a matching file to the results, or add a folder to the queue, given only its name.
+        This is for names that were not listed, and for links and special files."""
         path, real = folder.enter(name)
         links = folder.links
         try:

@@ -12,8 +12,8 @@ R = TypeVar("R")
 
 
 def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Call a function now, and return a future with its result or exception. KeyboardInterrupt is
-    raised at once."""
+    """Call a function, and return a completed future with its result or exception.
+    KeyboardInterrupt is raised at once."""
     future = Future[T]()
     try:
         future.set_result(function(*arguments))
@@ -31,7 +31,7 @@ def fail_now(error: Exception) -> Future[Any]:
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
     """Return a future with the result of `make`, applied to the results of all futures, or with the
-    first exception. Cancelling the returned future cancels all of them.
+    first exception. Cancelling the returned future cancels all of the given futures.
 
     `make` is called by the thread that completes the last future, or by this thread if all futures
     are done already.

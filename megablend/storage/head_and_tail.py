@@ -1,8 +1,9 @@
-"""The two ends of a file, its head and its tail. A storage may read them along with the file's
-state, since they say where everything else in the file is.
+"""The head and the tail of a file, which are its first and its last bytes. A storage may read them
+along with the size and the identity of the file.
 
-Code that indexes a file begins with its ends. Over a network this takes no additional round trip if
-the ends are requested together with the state, before the size of the file is known.
+Code that indexes a file first reads the head and the tail, which say where everything else is. Over
+a network, this takes no additional round trip if they are requested together with the size, before
+the size is known.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ HEAD_BYTES = 4 << 10
 TAIL_BYTES = 64 << 10
 """The number of bytes that are read from a file's tail. Most footers fit into it."""
 _MIN_BYTES = 2 << 10
-"""The minimum size to which ends are shortened to make room for the ends of further files."""
+"""The minimum size to which heads and tails are shortened to make room for those of other files."""
 
 
 class HeadAndTail(NamedTuple):
-    """The beginning and the end of a file; they may overlap."""
+    """The first and the last bytes of a file. They may overlap."""
 
     size: int
     """The size of the file in bytes."""
@@ -37,25 +38,26 @@ class HeadAndTail(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of both ends."""
+        """The total number of bytes of the head and the tail."""
         return len(self.head) + len(self.tail)
 
     def shorten(self, max_bytes: int) -> HeadAndTail:
-        """Return these ends, each cut to at most `max_bytes`."""
+        """Return the same head and tail, each cut to at most `max_bytes`."""
         return HeadAndTail(self.size, self.head[:max_bytes], self.tail[-max_bytes:])
 
 
 class HeadAndTailStorage(Storage, Protocol):
-    """A storage that reads the ends of files along with their state."""
+    """A storage that reads the head and the tail of a file along with its size and identity."""
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """Return the known ends of a file, in the version that reads use; None if they are not
-        known. Sends no requests."""
+        """Return the known head and tail of a file, in the version that is read; None if they are
+        not known. Sends no requests."""
         ...
 
     def read_ends(self, path: str) -> None:
-        """Read the head and the tail of a file, and the file's state if it is not known, in one
-        round of requests. Does nothing if head and tail are known.
+        """Read the head and the tail of a file in one round of requests. If the size and the
+        identity of the file are not known, they are requested too. Does nothing if head and tail
+        are known.
 
         Raises: the same errors as Storage.read.
         """
@@ -63,10 +65,11 @@ class HeadAndTailStorage(Storage, Protocol):
 
 
 class KeptHeadsAndTails:
-    """A cache of the ends of files, by path, with a memory limit. Thread-safe."""
+    """A cache of the heads and tails of files, by path, with a memory limit. Thread-safe."""
 
     max_bytes = 32 << 20
-    """The limit in bytes for all files: the more files there are, the less is kept of each."""
+    """The limit in bytes for all files together. The more files there are, the less is kept of
+    each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,19 +78,19 @@ class KeptHeadsAndTails:
         self._max_end_bytes = TAIL_BYTES
         """The maximum number of bytes that are kept of each head and of each tail."""
         self._is_full = False
-        """Whether there was no room for the latest ends."""
+        """Whether there was no room for the head and tail that were last passed to `put`."""
 
     @property
     def tail_bytes(self) -> int:
-        """The number of bytes of a tail that are worth reading; 0 if they would not be kept."""
+        """The number of bytes to read from the end of a file; 0 if they would not be kept."""
         return 0 if self._is_full else self._max_end_bytes
 
     def get(self, path: str) -> HeadAndTail | None:
-        """Return the ends of a file; None if they are not kept."""
+        """Return the head and tail of a file; None if they are not kept."""
         return self._ends.get(path)
 
     def put(self, path: str, ends: HeadAndTail) -> None:
-        """Keep the ends of a file, if there is room."""
+        """Keep the head and tail of a file, if there is room."""
         self.remove(path)
         with self._lock:
             while (
@@ -106,7 +109,7 @@ class KeptHeadsAndTails:
                 self._bytes += ends.num_bytes
 
     def remove(self, path: str) -> None:
-        """Forget the ends of a file that has changed."""
+        """Remove the head and tail of a file that has changed."""
         if path in self._ends:
             with self._lock:
                 ends = self._ends.pop(path, None)

@@ -37,22 +37,22 @@ class Filled(NamedTuple):
     """Bytes fetched from other nodes."""
 
     def plus(self, other: Filled) -> Filled:
-        """Return the sum of both, field by field."""
+        """Return the sum of two results, field by field."""
         return Filled(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class HintedStorage(Storage, Protocol):
-    """A storage that keeps copies of what it has read."""
+    """A storage that keeps copies of the bytes that it has read, and accepts hints about them."""
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
-        """Announce the ranges that a reader of this process will read, replacing earlier
-        announcements for the same reader. Without ranges, the reader will read nothing more.
+        """Announce the ranges that a reader of this process will read. They replace earlier
+        announcements for the same reader. Pass no ranges if the reader will read nothing more.
         Raises: the same errors as Storage.stat."""
         ...
 
     def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
-        """Fetch now the parts of some ranges that this node should hold, regardless of when they
-        are due.
+        """Fetch those parts of the given ranges that this node should hold, now instead of when
+        they are due.
 
         Args:
             is_dry: whether to only count the bytes, and fetch nothing.
@@ -62,7 +62,7 @@ class HintedStorage(Storage, Protocol):
         ...
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Report that the bytes of some ranges are wrong, so that the next read gets them from
+        """Report that the bytes of the given ranges are wrong, so that the next read gets them from
         another place. Raises: the same errors as Storage.read."""
         ...
 

@@ -1,5 +1,5 @@
-"""Files of a local or mounted file system: positioned reads on a pool
-of descriptors shared by the process."""
+"""Read files of a local or mounted file system, through a pool of descriptors that the process
+shares."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from megablend.system import count_cpus
 from megablend.system.failures import cause_of, read_remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
-"""The size above which a read is first checked against the file's size: memory is allocated for all
-requested bytes, and a damaged offset may request very many."""
+"""Reads above this size are first checked against the size of the file, since a damaged offset
+could otherwise make the process allocate far too much memory."""
 MAX_READS = 8
-"""The number of reads in flight above which no disk gets faster. Reads through the page cache also
-copy bytes, so LIMITS has at most one per CPU: more would only take memory."""
+"""The maximum number of reads in flight; no disk is faster with more. LIMITS allows at most one
+read per CPU, since reads through the page cache also copy bytes. More reads would only take
+memory."""
 LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
@@ -52,8 +53,8 @@ LIMITS = ReadLimits(
 class LocalStorage:
     """A storage of files named by plain paths: thread-safe, picklable, usable after a fork.
 
-    It keeps reading the file that it opened first at each path. If another file replaces it, that
-    is an error, until `find` returns the path again.
+    It keeps reading the file that it opened first at each path. If another file has replaced it,
+    reads fail until `find` returns the path again.
     """
 
     pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
@@ -78,7 +79,7 @@ class LocalStorage:
         return replace(self, opened={})
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Files that have replaced others are accepted from then on."""
+        """See Storage.find. Later reads accept files that have replaced others."""
         found = find_files(pattern)
         if self.opened:
             for match in found.files:
@@ -119,7 +120,7 @@ class LocalStorage:
             raise data_error(path, error, self.opened) from error
 
     def known_files(self) -> KnownFiles:
-        """Return no files, since a stat costs little."""
+        """Return an empty dict, since a stat is cheap."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -129,8 +130,8 @@ class LocalStorage:
         """See Storage.read.
 
         Raises: MissingFileError; ChangedFileError if `path` refers to a different file than before,
-            and `find` was not called in between; CorruptFileError if the file ends before the range
-            does; DataError if the file cannot be read.
+            and `find` was not called in between; CorruptFileError if the range extends beyond the
+            end of the file; DataError if the file cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(
@@ -186,7 +187,7 @@ class _CheckingStorage(LocalStorage):
     __slots__ = ()
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat. From then on, the file that exists now is read."""
+        """See Storage.stat. Later reads use the file that exists at this call."""
         state = _stat_file(path, self.opened)
         identity = identity_of(state)
         if self.opened.get(path, identity) != identity:
@@ -208,7 +209,7 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
 
 
 def file_stat(state: os.stat_result) -> FileStat:
-    """Return the size and the identity of a file, given the state that the system reports."""
+    """Return the size and the identity of a file, given its stat result."""
     return FileStat(
         size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}"
     )
@@ -226,8 +227,8 @@ def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ou
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
-    """Complete a read that stopped early, after `data`. Raises: CorruptFileError if the file
-    ends."""
+    """Complete a read that returned only `data`. Raises: CorruptFileError if the file ends before
+    the range does."""
     parts = [data]
     num_bytes = len(data)
     while num_bytes < size:
@@ -240,7 +241,7 @@ def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes
 
 
 def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
-    """Return the error for a file that ends before a requested range does.
+    """Return the error for a range that extends beyond the end of a file.
 
     Args:
         offset, size: the requested range.

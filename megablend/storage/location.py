@@ -29,15 +29,15 @@ def find_scheme(location: str) -> str:
 
 
 def lower_scheme(location: str) -> str:
-    """Return the location with its scheme in lower case, as storages write the locations that they
-    find."""
+    """Return the location with its scheme in lower case. Storages return all locations in this
+    form."""
     scheme = find_scheme(location)
     return scheme + location[len(scheme) :] if scheme else location
 
 
 def has_prefix(location: str, prefix: str) -> bool:
-    """Return whether a location is `prefix` or below it. Only complete parts between slashes match,
-    and the case of the scheme does not matter."""
+    """Return whether a location is `prefix` or is below it. Only whole parts between slashes are
+    compared, and the case of the scheme is ignored."""
     location = lower_scheme(location)
     prefix = lower_scheme(prefix)
     return location == prefix or location.startswith(
@@ -83,8 +83,8 @@ def make_relative(location: str, folder: str) -> str:
 
 
 def make_absolute(location: str, folder: str) -> str:
-    """Return a location as an absolute one: a plain path is joined to `folder`; of any other
-    location, only the scheme is changed to lower case."""
+    """Return an absolute location. A plain path is joined to `folder`. Any other location is
+    already absolute, and only its scheme is changed to lower case."""
     return lower_scheme(location) if find_scheme(location) else join(folder, location)
 
 
@@ -100,7 +100,7 @@ def escape_wildcards(location: str) -> str:
 
 
 def check_schemes(locations: Sequence[str]) -> None:
-    """Reject locations with different schemes. Raises: ValueError."""
+    """Check that all locations have the same scheme. Raises: ValueError if they do not."""
     schemes = sorted({find_scheme(each) for each in locations})
     if len(schemes) > 1:
         listed = ", ".join(f"{scheme}://" if scheme else "plain paths" for scheme in schemes)
@@ -110,8 +110,8 @@ def check_schemes(locations: Sequence[str]) -> None:
 
 
 def find_root(patterns: Sequence[str]) -> str:
-    """Return the folder that all patterns share before their first wildcard. Raises: ValueError if
-    their schemes differ."""
+    """Return the deepest folder that contains everything that the patterns can match. Raises:
+    ValueError if their schemes differ."""
     check_schemes(patterns)
     folders = [_folder_of(pattern) for pattern in patterns]
     if not find_scheme(patterns[0]):
@@ -128,7 +128,8 @@ def find_root(patterns: Sequence[str]) -> str:
 
 
 def _folder_of(pattern: str) -> str:
-    """Return the folder above the first part with a wildcard, or above the last part."""
+    """Return the part of a pattern that is a folder without wildcards. It never includes the last
+    name."""
     folder = get_parent(pattern)
     while has_wildcard(folder):
         folder = get_parent(folder)
@@ -136,7 +137,7 @@ def _folder_of(pattern: str) -> str:
 
 
 def _root_of(location: str) -> str:
-    """Return `scheme://`; "" for a plain path."""
+    """Return the root of a location, such as `s3://`; "" for a plain path."""
     found = _SCHEME.match(location)
     return found[0] if found else ""
 

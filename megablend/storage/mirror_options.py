@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Settings)
 
 
 class TlsFiles(Settings):
-    """The PEM files by which nodes authenticate one another."""
+    """The PEM files with which nodes authenticate each other."""
 
     expected: ClassVar = "paths under the keys certificate, key, ca"
     certificate: LocalPath
@@ -51,13 +51,13 @@ Tls = Annotated[TlsFiles, BeforeValidator(partial(read_settings, TlsFiles))]
 
 
 class EtcdOptions(Settings):
-    """The settings by which nodes find one another through etcd."""
+    """The settings of etcd, through which nodes find each other."""
 
     expected: ClassVar = "settings with `endpoints`, `nodes_expected`"
     endpoints: Endpoints
     """URLs of the members of etcd."""
     nodes_expected: Annotated[int, BeforeValidator(partial(parse_whole, unit="nodes"))]
-    """The number of nodes that the first start of the cluster waits for."""
+    """The number of nodes to wait for when the cluster is first started."""
     prefix: KeyPrefix = "megablend"
     """The prefix of all keys, different for each cluster."""
     lease: Lease = 15.0
@@ -68,7 +68,7 @@ class EtcdOptions(Settings):
     password_file: LocalPath | None = None
     """A file with the user's password; None for the password in the environment."""
     tls: Tls | None = None
-    """The files by which etcd and this node authenticate one another; None for no TLS."""
+    """The files with which etcd and this node authenticate each other; None for no TLS."""
 
 
 class MirrorOptions(Settings):
@@ -107,12 +107,12 @@ class MirrorOptions(Settings):
     port: Port = 7171
     """The port at which this node listens for other nodes."""
     advertise: Address | None = None
-    """The `host` or `host:port` by which other nodes reach this node; None for the name of this
+    """The `host` or `host:port` at which other nodes reach this node; None for the name of this
     node."""
     strict: bool = False
     """Whether nodes that are missing at the start are an error, not a warning."""
     secret_file: LocalPath | None = None
-    """A file with the secret that all nodes share, by which they sign their messages."""
+    """A file with the secret that all nodes share, and with which they sign their messages."""
     tls: Tls | None = None
     """The certificates for TLS between nodes; None for no TLS."""
     insecure: bool = False
@@ -184,8 +184,8 @@ class MirrorOptions(Settings):
         return ""
 
     def alone(self) -> MirrorOptions:
-        """Return the settings of the same folder without the other nodes. Commands use these, since
-        they do not wait for other nodes."""
+        """Return the same settings, but without the other nodes. Commands use them, since they do
+        not wait for other nodes."""
         return self.model_copy(update=CLUSTER_DEFAULTS)
 
     def as_json(self) -> dict[str, Any]:
@@ -217,8 +217,8 @@ def _is_near(location: str) -> bool:
 
 _FIELDS = {name: field.default for name, field in MirrorOptions.model_fields.items()}
 CLUSTER_DEFAULTS = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
-"""The defaults of `nodes`, and of the fields after `nodes`, which have no meaning if `nodes` is not
-set."""
+"""The defaults of `nodes` and of all fields after it. The later fields have no meaning if `nodes`
+is not set."""
 _PATHS = {"folder", "token_file", "secret_file", "password_file", "certificate", "key", "ca"}
 """The names of the fields, in all options, that are paths on this machine."""
 

@@ -1,8 +1,8 @@
 """Options of object stores by URL prefix: for each option the longest matching prefix decides.
 
 The queries of URLs, which are secrets, are left out when the options are pickled, unless the pickle
-goes to a process of this program. `store_options` parses the options. It is a separate module,
-since it needs pydantic, which takes a tenth of a second to import.
+goes to a process of this program. The options are parsed by a separate module, `store_options`,
+since that needs pydantic, which takes a tenth of a second to import.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ObjectOptions:
         return core_schema.is_instance_schema(cls)
 
     def alone(self) -> ObjectOptions:
-        """Return the same options, but with this node's mirror alone. Commands use these, since
+        """Return the same options, but with a mirror on this node only. Commands use them, since
         they read little and do not wait for other nodes."""
         if self.mirror is None:
             return self
@@ -76,7 +76,7 @@ def carrying_queries() -> Iterator[None]:
 
 
 def _is_starting_process() -> bool:
-    """Return whether the pickle that is being made is only sent to a process that is being started,
+    """Return whether the pickle that is being made is only for another process of this program,
     according to multiprocessing or `carrying_queries`."""
     return multiprocessing.context.get_spawning_popen() is not None or getattr(
         _pickling, "carries_queries", False

@@ -12,7 +12,7 @@ from megablend.storage.url_checks import check_secrets, is_server_url
 WEB_SCHEMES = ("http", "https")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXPECTED = {"s3": "s3://bucket/key", "gs": "gs://bucket/key", "az": "az://container/key"}
-"""The form of a location of each scheme, for messages."""
+"""An example of a location for each scheme, for messages."""
 _REFUSED_PARTS = ("", ".", "..")
 """The parts of a key, between slashes, that clients of object stores change or refuse."""
 

@@ -25,15 +25,15 @@ class PartRequest(NamedTuple):
     """A request that reads one range, a part of a long range, or several adjacent ranges."""
 
     start: int
-    """The offset in the object of the first byte."""
+    """The offset of the first byte in the object."""
     stop: int
-    """The offset in the object after the last byte."""
+    """The offset after the last byte in the object."""
     begin: int
     """The offset in memory at which the bytes are stored."""
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRequest]:
-    """Plan the requests that read some ranges.
+    """Plan the requests that read a list of ranges.
 
     Ranges that are adjacent in the object and in memory are read by one request, up to
     MAX_PART_BYTES. A longer range is read in parts. Empty ranges are not read.
@@ -56,8 +56,8 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRe
 async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
     """Return the current version of an object. Raises: MissingFileError; DataError.
 
-    The version is requested by a GET of the first byte: a HEAD that fails does not say why, and
-    many signed URLs do not allow a HEAD.
+    It sends a GET of the first byte, not a HEAD: a failed HEAD does not say why it failed, and many
+    signed URLs do not allow a HEAD.
     """
     return (await _read_head(client, path, key, 1))[0]
 
@@ -65,7 +65,7 @@ async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
 async def read_ends(
     client: BucketClient, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
 ) -> tuple[ObjectVersion, HeadAndTail]:
-    """Return the version of an object, its head and its tail, by two simultaneous requests.
+    """Request the version of an object, its head and its tail, by two simultaneous requests.
 
     Args:
         version: the version to read; None for the current version.
@@ -110,7 +110,7 @@ async def _read_begin(
 async def _read_tail(
     client: BucketClient, path: str, key: str, version: ObjectVersion | None, size: int
 ) -> RangeResponse | None:
-    """Return the tail of an object; None if there is none, or the server does not send it."""
+    """Return the tail of an object; None if it has none or the server does not send it."""
     if version is None:
         return await client.get_tail(key, size) if size else None
     size = min(size, version.size)

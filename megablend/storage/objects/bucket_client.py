@@ -36,7 +36,7 @@ _MAX_HEDGED = 0.005
 _STREAM_BYTES = 1 << 20
 """The number of bytes of a large response that are received at a time."""
 _MAX_TAIL_REFUSALS = 3
-"""The number of refusals in a row after which `get_tail` sends no more requests."""
+"""The number of consecutive refusals after which `get_tail` sends no more requests."""
 
 
 class RangeResponse(NamedTuple):
@@ -100,7 +100,8 @@ class BucketClient:
 
         Args:
             version: the version that the bytes must belong to; None for any version.
-            into: memory for these bytes; the response has only the parts that are not in it yet.
+            into: memory for these bytes. The response contains only bytes that are not in this
+                memory yet.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError if the object ends before
             `stop`; DataError.
@@ -117,8 +118,8 @@ class BucketClient:
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
         """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller
-        object; None if the server does not send them, for whatever reason. The request is not
-        retried. After several refusals in a row, it is not even sent."""
+        object; None if the server does not send them for any reason. The request is not retried.
+        After several consecutive refusals, it is not even sent."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -309,7 +310,7 @@ def _is_cancelled() -> bool:
 
 
 def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
-    """Take the response to a hedge that is done, and end the wait for the late request."""
+    """Store the response to a completed hedge, and stop waiting for the late request."""
     if second.cancelled():
         return
     found = second.result()

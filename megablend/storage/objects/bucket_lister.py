@@ -1,4 +1,4 @@
-"""Coroutines that list one bucket. They leave out the empty objects that stand for folders, and
+"""Coroutines that list one bucket. They leave out the empty objects that represent folders, and
 repeat a listing that may be empty because a proxy responded with a web page."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megablend.storage.objects.object_table import ObjectTable, ObjectTableBuild
 EMPTY_TRIES = 3
 """The number of times that an existing folder is listed again if its listing is empty."""
 HADOOP_MARKER = "_$folder$"
-"""The suffix of the keys of the empty objects by which Hadoop marks folders."""
+"""The suffix of the keys of empty objects with which Hadoop marks folders."""
 _BATCH_ROWS = 10_000
 
 
@@ -38,9 +38,9 @@ class BucketLister:
     async def find(self, pattern: str, address: Address) -> tuple[Sequence[str], ObjectTable]:
         """Find the objects and folders that a pattern matches.
 
-        Returns: the locations of folders whose own key matches; and a table of the listed objects,
-            in any order, not all of which match. If two objects have the same path, the last one
-            counts.
+        Returns: the locations of the folders that match the pattern themselves, and a table of the
+            listed objects in any order. Not all of these objects match. If two objects have the
+            same path, the last one counts.
         Raises: MissingFileError, DataError.
         """
         parts = list[ObjectTable]()
@@ -77,7 +77,7 @@ class BucketLister:
     async def _list_folder(
         self, pattern: str, address: Address, folder: str, *, is_there: bool = False
     ) -> tuple[Sequence[str], ObjectTable]:
-        """List a folder, and leave out objects that stand for folders.
+        """List a folder, and leave out objects that represent folders.
 
         Args:
             is_there: whether another listing contains the folder. If so, and the listing is empty,
@@ -111,7 +111,7 @@ class BucketLister:
         return folders, _leave_out(objects, markers)
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> ObjectTable:
-        """List the objects anywhere below a folder, and leave out the empty objects that stand for
+        """List the objects anywhere below a folder, and leave out the empty objects that represent
         folders."""
         import obstore
 
@@ -137,11 +137,10 @@ class BucketLister:
     async def _leave_out_markers(
         self, pattern: str, address: Address, folder: str, objects: ObjectTable
     ) -> ObjectTable:
-        """Leave out the empty objects that stand for folders, whose trailing slash the client
-        removes.
+        """Leave out the empty objects that represent folders.
 
-        The object of an empty folder looks like an empty file here; a listing of its parent folder
-        tells the two apart.
+        The client removes the trailing slash of their keys, so the object of an empty folder looks
+        like an empty file. A listing of the parent folder tells the two apart.
         """
         if objects.sizes.all():
             return objects
@@ -164,7 +163,7 @@ def _make_table(listed: Any, address: Address) -> ObjectTable:
 
 
 def _leave_out(objects: ObjectTable, folders: Container[str]) -> ObjectTable:
-    """Leave out Hadoop's markers, and the empty objects that stand for the given folders."""
+    """Leave out Hadoop's markers, and the empty objects that represent the given folders."""
     is_kept = np.ones(len(objects.sizes), np.bool_)
     for row in np.flatnonzero(objects.sizes == 0).tolist():
         path = objects.paths.get(row)

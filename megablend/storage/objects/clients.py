@@ -1,5 +1,6 @@
-"""The clients of this process, which its storages share: for each bucket with its options, one
-client for requests and one for listings. Also the pauses that sources have asked for."""
+"""The clients that the storages of this process share: one client for requests and one for
+listings, for each bucket and its options. The pauses that sources have asked for are kept here
+too."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ from megablend.system.after_fork import ProcessLock
 _PLAIN = "/!$&'()*+,;=:@[]^|~"
 """Characters of keys that the client does not percent-encode in URLs."""
 _stores = ProcessLock()
-"""Held while the variables below are changed. A forked child keeps its parent's stores, since they
-can neither be used nor safely dropped."""
+"""The lock that is held while the variables below are changed. A forked child keeps its parent's
+stores, since they can neither be used nor safely dropped."""
 _clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 _limiters: dict[tuple[str, StoreOptions], RateLimiter] = {}
 _busy_until: dict[str, float] = {}
-"""For each root (bucket, container or server), the time by the monotonic clock until which no
-requests are sent to the root. Roots that this process has not yet read from may be among them."""
+"""The time until which no requests are sent to a root (bucket, container or server), by root, on
+the monotonic clock. This process may not have read from all of these roots yet."""
 busy_listeners: list[Callable[[str, float], None]] = []
 """Functions that are called when a root says that it is busy, in the thread of the event loop.
 Their arguments are the root, and the number of seconds of the pause that it asks for."""
@@ -62,8 +63,8 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def _get_limiter(root: str, options: StoreOptions) -> RateLimiter:
-    """Return the limiter of a bucket with its options. URLs with different queries share a
-    limiter."""
+    """Return the limiter for a bucket and its options. URLs that differ only in their queries share
+    a limiter."""
     if (root, options) not in _limiters:
         limiter = RateLimiter(
             options.max_requests,
@@ -111,15 +112,15 @@ def divide_limits(processes: int) -> None:
 
 
 def find_pauses() -> dict[str, float]:
-    """Return the roots with a pause that has not ended, each with the number of seconds that
-    remain."""
+    """Return the remaining number of seconds of each pause that has not ended, by root."""
     now = time.monotonic()
     return {root: until - now for root, until in sorted(_busy_until.items()) if until > now}
 
 
 def find_fault(location: str, seconds: float) -> DataError | None:
-    """Return the error for a location whose bucket or server has been failing for at least
-    `seconds`: no request has succeeded, and at least one has failed. None if it is not failing."""
+    """Return an error if the bucket or server of a location has been failing for at least
+    `seconds`: at least one request has failed, and none has succeeded. None if it is not
+    failing."""
     with _stores.lock:
         failing = {
             root: limiter.failing
@@ -150,7 +151,8 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def count_requests() -> RequestCount:
-    """Return the number of requests and the number of bytes of this process so far."""
+    """Return the number of requests that this process has sent so far, and the number of bytes that
+    they asked for."""
     with _stores.lock:
         counts = [each.counts for each in _clients.values()]
     return RequestCount(sum(each.requests for each in counts), sum(each.bytes for each in counts))
@@ -168,8 +170,8 @@ def forget_clients() -> None:
 def _make_sockets(
     address: Address, options: StoreOptions, query: str, store: Any
 ) -> SocketReader | None:
-    """Create the reader that reads ranges without obstore's client; None if the options need more
-    than a signed or plain URL can express."""
+    """Create a reader that reads ranges without obstore's client; None if a plain or signed URL
+    cannot express all of the options."""
     has_urls = address.scheme in ("s3", *WEB_SCHEMES)
     if not has_urls or options.versions or options.proxy or options.anonymous:
         return None

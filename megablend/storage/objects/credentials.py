@@ -1,8 +1,8 @@
 """Credentials of S3 that obstore does not find by itself: profiles and single sign-on of ~/.aws,
 through botocore.
 
-Other credentials obstore finds by itself: keys in the environment, web identities, credentials of
-containers and instances, and all credentials of Google and Azure.
+obstore finds all other credentials by itself: keys in the environment, web identities, credentials
+of containers and instances, and all credentials of Google and Azure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FOUND_BY_OBSTORE = (
 )
 """Environment variables of credentials that obstore finds by itself."""
 _ASSUMED_LIFETIME = timedelta(minutes=6)
-"""The lifetime of credentials that is reported to obstore. obstore asks for new credentials 5
-minutes before they expire, which is once a minute; botocore returns them from memory until they
-really expire."""
+"""The lifetime that is reported to obstore for all credentials. Since obstore asks for new
+credentials 5 minutes before they expire, it asks once a minute. botocore returns them from memory
+until they really expire."""
 _REMEDY = "cannot be read without botocore; install it (`pip install botocore`), or"
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
@@ -122,7 +122,7 @@ def has_control_character(text: str) -> bool:
 
 
 def _find_files() -> list[str]:
-    """Return the paths of the files with profiles that exist."""
+    """Return the paths of those files with profiles that exist."""
     names = (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         ("AWS_CONFIG_FILE", "~/.aws/config"),

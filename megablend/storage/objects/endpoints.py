@@ -1,5 +1,5 @@
-"""Find mistakes in the setting of an endpoint, after nothing was found with it: the endpoint
-contains the bucket, or is the address of a web console."""
+"""Find mistakes in the setting of an endpoint, after a request to it found nothing. The endpoint
+may contain the bucket, or be the address of a web console."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from megablend.storage.objects.address import Address
 
 _PAGE_BYTES = 1 << 10
-"""The number of bytes at the start of a response in which a web page can be recognised."""
+"""The number of bytes that are read to recognise a web page."""
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 
@@ -29,8 +29,8 @@ def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str 
 
 
 async def is_page(server: Any, key: str, seconds: float) -> bool:
-    """Return whether a server responds with a web page. The web consoles of stores, which have a
-    port of their own, do so.
+    """Return whether a server responds with a web page, as the web consoles of stores do. Such
+    consoles have a port of their own.
 
     Args:
         server: obstore's store of the endpoint as a web server.

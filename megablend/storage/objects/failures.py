@@ -1,8 +1,8 @@
-"""Translate the client's errors to failures: which requests are tried again, and what messages say
-about the others.
+"""Translate the client's errors into failures, which decide whether a request is tried again and
+what the error message says.
 
-The client's messages contain whole URLs, whose query may be a signature, and responses of servers
-that echo keys. So only known codes in them are shown.
+The client's messages contain whole URLs, whose query may be a signature, and responses of servers,
+which may repeat keys. Therefore only known codes from these messages are shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Kind(Enum):
     """The response cannot be used: the request is tried a few times, since a proxy may have sent the
     response."""
     REFUSED = "refused"
-    """The request is refused, however often it is tried."""
+    """The request is refused, and further attempts would be refused too."""
     BAD_KEY = "bad key"
     """The client cannot request an object with this name."""
 
@@ -49,16 +49,16 @@ class Failure:
     cause: str
     remedy: str
     pause: float = 0.0
-    """The number of seconds for which the source asks not to be sent any requests."""
+    """The length in seconds of the pause that the source asks for."""
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _DELETION = re.compile(r'source: DeleteFailed \{.*?\bcode: "([A-Za-z0-9.]{1,64})"', re.DOTALL)
-"""The client's description of an object that was not deleted, which has its own code or status
-although the response is HTTP 200."""
+"""Matches the client's description of an object that was not deleted. It has a code or status of
+its own, although the response is HTTP 200."""
 _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
-"""The header of a response without bytes to a request for a range of an empty object."""
+"""Matches a header of the response to a request for a range of an empty object."""
 _BAD_TIME = "source: InvalidLastModified {"
 """Part of the client's message about a response whose Last-Modified header is not a time."""
 _COPY = "use a server that does, or copy the file"
@@ -89,16 +89,17 @@ _UNUSABLE_RESPONSES = (
         _COPY.replace("does", "sends the requested ones"),
     ),
 )
-"""Responses that cannot be used: a word of the client's description, the cause in a message, and the
-remedy."""
+"""Responses that cannot be used, each as a word of the client's description, the cause for the
+message, and the remedy."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
-"""URLs and keys, which may contain any word."""
+"""Matches URLs and keys, which may contain any word."""
 _METADATA = re.compile(
     r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2"
 )
 """Addresses at which machines of a cloud get their credentials."""
 _PROFILE = re.compile(r"credential provider: ConfigError: (.+)\n(.+)")
-"""The message of `credentials` about a profile whose credentials cannot be fetched, and the remedy."""
+"""Matches the message of `credentials` about a profile whose credentials cannot be fetched, and the
+remedy."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 """HTTP statuses of a busy source."""
 _CLOCK = "set the clock of this machine"
@@ -146,7 +147,7 @@ _CODES = {
         "restore it from the archive first",
     ),
 }
-"""Kind, cause and remedy of failures, by the code in a store's response."""
+"""The kind, cause and remedy of a failure, by the code in the store's response."""
 _STATUSES = {
     "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
     "401": (Kind.REFUSED, "the store asks for credentials", _KEYS),
@@ -156,7 +157,7 @@ _STATUSES = {
     "412": (Kind.CHANGED, "was replaced", ""),
     "416": (Kind.EMPTY, "the object ends before the requested bytes", ""),
 }
-"""Kind, cause and remedy of failures, by the HTTP status."""
+"""The kind, cause and remedy of a failure, by the HTTP status."""
 _NO_CREDENTIALS = Failure(
     Kind.CONNECT,
     "no credentials were found",
@@ -174,9 +175,9 @@ _WRITE_FAILURES = {
         "end any lease or lock on it, or run the command again",
     ),
 }
-"""Failures of unconditional requests that write or remove an object, by the kind that the response
-would have for a read. Uploaded parts are also gone if they were joined and the response was
-lost."""
+"""The failures of unconditional requests that write or remove an object, by the kind of failure
+that the same response would mean for a read. Uploaded parts are also gone if they were joined but
+the response was lost."""
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
@@ -250,8 +251,8 @@ _CONNECTION_FAILURES = (
         ),
     ),
 )
-"""Failures without a status. Each has words, in lower case; if the error's name is one of them, or
-its description contains one, the failure is the cause."""
+"""Failures without a status, each with some words in lower case. An error is this failure if its
+name is one of the words, or its description contains one of them."""
 
 
 def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
@@ -327,8 +328,8 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """Return the key that made a LIST request fail, since the client cannot represent the key; None
-    if the request failed for another reason."""
+    """Return the key that made a LIST request fail because the client cannot represent the key;
+    None if the request failed for another reason."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )
