@@ -110,8 +110,8 @@ def check_schemes(locations: Sequence[str]) -> None:
 
 
 def find_root(patterns: Sequence[str]) -> str:
-    """Return the deepest folder that contains everything that the patterns can match. Raises:
-    ValueError if their schemes differ."""
+    """Return the folder that all patterns have in common before their first wildcards. Raises:
+    ValueError if the schemes of the patterns differ."""
     check_schemes(patterns)
     folders = [_folder_of(pattern) for pattern in patterns]
     if not find_scheme(patterns[0]):
@@ -128,8 +128,7 @@ def find_root(patterns: Sequence[str]) -> str:
 
 
 def _folder_of(pattern: str) -> str:
-    """Return the part of a pattern that is a folder without wildcards. It never includes the last
-    name."""
+    """Return the deepest parent folder of a pattern that has no wildcards."""
     folder = get_parent(pattern)
     while has_wildcard(folder):
         folder = get_parent(folder)

@@ -66,7 +66,7 @@ class PrefetchedStorage(WrapperStorage):
         super().__init__(inner)
         self._reads = reads or RequestedReads()
         self._small: dict[str, list[_Requested]] = {}
-        """The small ranges of each file, by path. Each list is sorted by the first bytes of the
+        """The small ranges of each file, by path. Each list is sorted by the offsets of the
         ranges."""
         self._large: list[_Requested] = []
         """The large ranges of all files."""
@@ -207,8 +207,8 @@ class PrefetchedStorage(WrapperStorage):
         return self._large if is_large else self._small_of(requested.path)
 
     def _small_of(self, path: str) -> list[_Requested]:
-        """Return the small ranges of a file, sorted by their first bytes. At first these are the
-        ends of the file that `inner` has read along with the file's state."""
+        """Return the small ranges of a file, sorted by offset. The list begins with the head and
+        tail of the file, if `inner` has read them."""
         if path not in self._small:
             ends = get_ends(self.inner, path)
             known = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
@@ -221,8 +221,8 @@ class PrefetchedStorage(WrapperStorage):
         return ends.tail_start if ends is not None and ends.tail else -1
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Requested] | None:
-        """Return requested ranges that together contain a given range; None if they do not contain
-        all of it."""
+        """Return the requested ranges that together contain a given range; None if a part of it was
+        not requested."""
         small = self._small_of(path)
         cover = list[_Requested]()
         covered_to = offset
@@ -254,8 +254,8 @@ def request_ranges(
 
 
 def request_tail(storage: Storage, path: str, size: int) -> int:
-    """Announce that the end of a file of `size` bytes will be read. More is requested of a large
-    file, whose footer is often larger.
+    """Announce that the end of a file of `size` bytes will be read. For a large file, more bytes
+    are requested, since its footer is often larger.
 
     Returns: the number of bytes that are requested.
     """
@@ -285,14 +285,15 @@ def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
 
 
 def _as_requested(path: str, start: int, data: bytes) -> _Requested:
-    """Return bytes that are already known as a requested range."""
+    """Return bytes that are already known in the form of a requested range."""
     read = Future[tuple[Bytes, Int64s]]()
     read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
     return _Requested(path, start, start + len(data), read, 0)
 
 
 def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:
-    """Fill `out` with the bytes of a file from `offset` on, after waiting for the reads of `cover`.
+    """Fill `out` with the bytes of a file that begin at `offset`, after waiting for the reads of
+    `cover`.
 
     Args:
         cover: requested ranges that together contain these bytes.

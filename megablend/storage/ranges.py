@@ -69,8 +69,8 @@ def merge_ranges(
     Args:
         offsets, sizes: the offset and size of each range in bytes, in any order (int64 [n]).
         limits: the limits of the storage.
-        loads: the number of bytes that each range counts towards `max_merged_bytes` (int64 [n]);
-            None for its size.
+        loads: the number of bytes with which each range counts towards `max_merged_bytes` (int64
+            [n]); None to count its size.
     """
     order = None
     loads = sizes if loads is None else loads

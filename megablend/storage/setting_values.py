@@ -94,7 +94,7 @@ def parse_size(value: object, *, minimum: int = 1) -> int:
 
 
 def _read_size(text: str) -> int | None:
-    """Return the number of bytes that a text stands for; None if the text is not a size."""
+    """Return the number of bytes of a size such as `1.5 GB`; None if the text is not a size."""
     found = _SIZE.fullmatch(text)
     if found is None:
         return None

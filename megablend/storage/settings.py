@@ -24,8 +24,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
     expected: ClassVar[str]
-    """A description of valid settings, for the message about a value that cannot be these
-    settings."""
+    """A description of valid settings, for the error message about an invalid value."""
 
 
 S = TypeVar("S", bound=Settings)

@@ -37,8 +37,8 @@ class StoreOptions(Settings):
     region: Annotated[str, BeforeValidator(_parse_region)] | None = None
     """S3: the region of the bucket; None for the environment's setting."""
     path_style: bool | None = None
-    """S3: the bucket is part of the path (True) or of the host (False); None for path style if
-    there is an endpoint."""
+    """S3: whether the bucket is part of the path (True) or of the host (False). None for path style
+    only if there is an endpoint."""
     account: Text | None = None
     """Azure: the storage account."""
     profile: Text | None = None
@@ -48,7 +48,7 @@ class StoreOptions(Settings):
     requester_pays: bool = False
     """S3: whether this account, not the bucket's owner, pays for requests."""
     versions: bool = False
-    """Whether to keep reading the version of an object that was seen first, in a bucket with
+    """Whether to keep reading the first version of an object that was found, in a bucket with
     versioning."""
     ca_file: Text | None = None
     """The path of a PEM file with certificates to trust in addition to the system's."""
@@ -60,15 +60,16 @@ class StoreOptions(Settings):
     """The number of seconds without a byte of a response after which a request is retried; longer
     if the source usually takes longer."""
     give_up_after: Seconds = 600.0
-    """The number of seconds, from its first failure, for which a request is retried."""
+    """The number of seconds for which a failing request is retried, counted from its first
+    failure."""
     max_requests: Annotated[int, BeforeValidator(partial(parse_whole, unit="requests"))] = 4096
-    """The maximum number of requests in flight of the whole job."""
+    """The maximum number of requests that the whole job may have in flight."""
     max_source_rate: Rate | None = None
-    """The maximum number of bytes per second of the whole job."""
+    """The maximum number of bytes per second for the whole job."""
     max_request_rate: (
         Annotated[float, BeforeValidator(partial(parse_number, unit="requests per second"))] | None
     ) = None
-    """The maximum number of requests per second of the whole job."""
+    """The maximum number of requests per second for the whole job."""
     hedges: bool = True
     """Whether a few late requests are sent a second time. A node process never does this, since it
     reads each byte once."""

@@ -24,8 +24,8 @@ class RequestCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Lower and upper bounds of the requests to object stores that will be made, with their bytes
-    and cost. The bounds are equal if the number is known exactly."""
+    """Lower and upper bounds of the number of requests to object stores, and of their bytes and
+    cost. The bounds are equal if the number is known exactly."""
 
     requests: int = 0
     bytes: int = 0
@@ -59,11 +59,11 @@ def price_transfer(least: RequestCount, most: RequestCount, options: StoreOption
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """Return a lower and an upper bound of the totals over `num_all` items, of which only some were
+    """Return a lower and an upper bound of the totals over `num_all` items, only some of which were
     counted.
 
-    The counted items must be evenly spaced among all items. The more neighbouring counted items
-    differ, the further apart are the bounds.
+    The counted items must be evenly spaced among all items. The bounds are further apart if the
+    counts of neighbouring items differ more.
 
     Args:
         counted: k counts for each of the n counted items (float64 [n, k]).

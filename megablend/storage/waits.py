@@ -1,4 +1,4 @@
-"""Cancel the waits of a group of threads, for example for a source that does not respond.
+"""Cancel the waits of a group of threads, for example when a source does not respond.
 
 A thread that reads synchronously from an object store waits as long as its request is retried, even
 if the result is no longer needed.
@@ -19,8 +19,8 @@ _current = threading.local()
 
 
 class Waits:
-    """The futures that a group of threads wait for in synchronous calls to storages. It has no
-    lock."""
+    """The futures that a group of threads wait for in synchronous calls to storages. This class has
+    no lock."""
 
     def __init__(self) -> None:
         self._pending = set[Future[Any]]()

@@ -56,8 +56,8 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[PartRe
 async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
     """Return the current version of an object. Raises: MissingFileError; DataError.
 
-    It sends a GET of the first byte, not a HEAD: a failed HEAD does not say why it failed, and many
-    signed URLs do not allow a HEAD.
+    A GET of the first byte is sent instead of a HEAD: a failed HEAD does not say why it failed, and
+    many signed URLs do not allow a HEAD.
     """
     return (await _read_head(client, path, key, 1))[0]
 

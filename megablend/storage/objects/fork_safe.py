@@ -26,7 +26,7 @@ class ForkSafeStorage(WrapperStorage):
 
     Args:
         inner: the storage that reads, either in the helper or in this process; picklable.
-        checking: whether `inner` is for checking: it accepts new versions of files.
+        checking: whether `inner` is used for checking, so that it accepts new versions of files.
     """
 
     def __init__(self, inner: Storage, *, checking: bool = False) -> None:
@@ -55,8 +55,8 @@ class ForkSafeStorage(WrapperStorage):
         return ForkSafeStorage(self.inner.for_reading(), checking=self._checking)
 
     def known_files(self) -> KnownFiles:
-        """Return no facts: each rank of a job has its own helper, which requests the versions that
-        it needs."""
+        """Return an empty dict: each rank of a job has its own helper, which requests the versions
+        that it needs."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:

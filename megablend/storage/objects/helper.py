@@ -60,8 +60,8 @@ class Helper:
             known: known versions of the files that the call reads. The helper keeps no versions
                 between calls.
 
-        Returns: a future of the method's result and the versions known afterwards, or of the error;
-            the error is DataError if the process has exited.
+        Returns: a future of the method's result and the versions known afterwards. It fails with
+            the error that the method raises, or with DataError if the process has exited.
         """
         number = next(self._numbers)
         found = Future[Any]()
@@ -86,7 +86,7 @@ class Helper:
         self._connection.close()
 
     def forget(self) -> None:
-        """Leave the process to the parent; called in a forked child."""
+        """Forget the process, which belongs to the parent. Called in a forked child."""
         self._connection.close()
 
     def _receive(self) -> None:
@@ -175,7 +175,7 @@ def serve(descriptor: int) -> None:
 
 
 def _forget_after_fork() -> None:
-    """Leave the helper to the parent; the child starts its own."""
+    """Forget the parent's helper in a forked child, which starts its own."""
     global _helper, _lock
     _lock = threading.Lock()
     if _helper is not None:

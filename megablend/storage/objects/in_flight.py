@@ -71,8 +71,8 @@ class Request:
         self.last_byte_at = now
         """The time at which a byte of the response last arrived; at first, `sent_at`."""
         self.check_at = 0.0
-        """The time of the next check whether this request has stalled. By then, more is known about
-        how long other requests take."""
+        """The time at which to check next whether this request has stalled. By then, more is known
+        about how long other requests take."""
         self.first_byte_at: float | None = None
         """The time at which the response began."""
         self.waits_for: asyncio.Future[Any] | None = None
@@ -91,8 +91,8 @@ class Request:
         return self.wanted.size > LARGE_BYTES
 
     def interrupt(self) -> None:
-        """Cancel the wait of the request's coroutine. The coroutine gets a CancelledError, and
-        finds the reason in this object."""
+        """Stop the wait of the request's coroutine. The coroutine gets a CancelledError, and finds
+        the reason in this object."""
         if self.waits_for is not None:
             self.waits_for.cancel()
 
@@ -160,8 +160,8 @@ class InFlightMonitor:
         return now >= end
 
     def _allow(self, request: Request) -> float:
-        """Return the number of seconds that may pass without a byte of the response. It is small if
-        a whole round of later requests has got responses."""
+        """Return the number of seconds that may pass without a byte of the response. It is shorter
+        if the request has been overtaken; see Timing.is_overtaken."""
         size = 0 if request.first_byte_at is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.sent_at, self._limiter.requests):
             return self._timing.allow_stalled(size)

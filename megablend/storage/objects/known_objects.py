@@ -1,5 +1,5 @@
-"""The facts that a storage knows about objects without further requests: the version of each object
-that it reads, and the ends of some objects."""
+"""The known versions of the objects that a storage reads, and the heads and tails of some of these
+objects."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from megablend.storage.objects.object_version import ObjectVersion
 
 
 class Known(NamedTuple):
-    """The version of an object, and its ends if they are known."""
+    """The version of an object, and its head and tail if they are known."""
 
     version: ObjectVersion
     ends: HeadAndTail | None = None
 
 
 class KnownObjects:
-    """The version of each object that a storage reads, by location, and the ends of some objects.
+    """The known versions of objects, by location, and the heads and tails of some of these objects.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -37,7 +37,8 @@ class KnownObjects:
         return self._versions.get(path)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """Return the ends of the known version of an object; None if they are not known."""
+        """Return the head and tail of the known version of an object; None if they are not
+        known."""
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:
@@ -56,8 +57,8 @@ class KnownObjects:
     def keep(
         self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None
     ) -> ObjectVersion:
-        """Keep the version of an object unless a version is known already. Returns: the version
-        that was kept first, which all readers of the object read."""
+        """Keep the version of an object, unless another version is kept already. Returns: the
+        version that is kept, which all readers of the object use."""
         kept = self._versions.setdefault(path, version)
         if kept is version:
             self._new.add(path)
@@ -67,8 +68,8 @@ class KnownObjects:
         return kept
 
     def take_new(self) -> dict[str, Known]:
-        """Return the versions and ends that were found since the last call, except those that `add`
-        added."""
+        """Return the versions, heads and tails that were found since the last call. Those that were
+        passed to `add` are left out."""
         new = self._new
         self._new = set()  # first: other threads add to it meanwhile
         known = dict[str, Known]()
@@ -79,14 +80,14 @@ class KnownObjects:
         return known
 
     def add(self, known: Mapping[str, Known]) -> None:
-        """Add versions and ends that another process has found, without replacing versions that
-        this process has kept."""
+        """Add what another process has found, without replacing versions that this process has
+        kept."""
         for path, (version, ends) in known.items():
             if self._versions.setdefault(path, version) == version and ends is not None:
                 self._ends.put(path, ends)
 
 
 def split_known(known: Any) -> tuple[Any, HeadAndTail | None]:
-    """Separate the ends of a file from the other known facts about the file. Returns: the other
-    facts, and the ends; None for the ends if they are not known."""
+    """Separate the head and tail of a file from the other information about it. Returns: the other
+    information, and the head and tail, which are None if they are not known."""
     return (Known(known.version), known.ends) if isinstance(known, Known) else (known, None)

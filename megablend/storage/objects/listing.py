@@ -1,9 +1,9 @@
 """Find the keys that match a pattern by LIST requests. For `*`, one request (and its further pages)
 is sent for each folder; for `**`, one for everything below a folder.
 
-Patterns have the same meaning as on a local disk: `*`, `?` and `[]` within a name, `**` for any
-number of folders, names that begin with a dot only if the pattern has one. A name that equals its
-part of the pattern matches, whatever characters it has.
+Patterns have the same meaning as on a local disk: `*`, `?` and `[]` match within a name, `**`
+matches any number of folders, and names that begin with a dot match only if the pattern has the
+dot. A name also matches if it equals its part of the pattern, even if it has wildcard characters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megablend.storage.location import has_wildcard
 
 ANY_FOLDERS = "**"
 ListFolder = Callable[[str], Awaitable[Sequence[str]]]
-"""A function that lists what is directly in a folder, given the folder's key ("" for the bucket).
+"""A function that lists the direct content of a folder, given the folder's key ("" for the bucket).
 It returns the keys of the subfolders, without a trailing slash."""
 ListAll = Callable[[str], Awaitable[None]]
 """A function that lists the objects anywhere below a folder, given the folder's key."""
@@ -26,14 +26,14 @@ _TOKEN = re.compile(r"\*+|\?|\[(!|(?!!))(\][^\]]*|[^\]]+)\]|.", re.DOTALL)
 _RANGE = re.compile(r"(.)(?:-(.))?", re.DOTALL)
 _LETTER = r"[^/\x00]"
 HIDDEN = "/\0."
-"""The text that replaces a slash and a dot in keys before they are matched."""
+"""The text that replaces a slash followed by a dot in keys before they are matched."""
 _NOTHING = r"\x00\x00"
 """An expression that matches no marked key, since such a key never has two NULs in a row."""
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Return whether a name with `/` between its parts matches a pattern with `*`, `?`, `[]` and
-    `**`."""
+    """Return whether a name matches a pattern with `*`, `?`, `[]` and `**`. Both have `/` between
+    their parts."""
     return re.fullmatch(make_expression(pattern), mark_hidden(name)) is not None
 
 
@@ -45,8 +45,8 @@ def mark_hidden(key: str) -> str:
 
 @lru_cache(maxsize=256)
 def make_expression(pattern: str) -> str:
-    """Return a regular expression for the marked keys that match a pattern, in the syntax that RE2
-    and Python have in common."""
+    """Return a regular expression for the marked keys that match a pattern. It uses only syntax
+    that RE2 and Python have in common."""
     *folders, last = pattern.split("/")
     any_name = f"(?:/{_LETTER}*)"
     parts = [f"{any_name}*" if each == ANY_FOLDERS else f"/{_translate(each)}" for each in folders]

@@ -30,7 +30,7 @@ FORK_REMEDY = (
 _CLOSE_SECONDS = 2.0
 """The maximum time for cancelling requests in flight when the process exits."""
 _REST_SECONDS = 10.0
-"""The maximum time to wait after that until the client's threads are idle."""
+"""The maximum time to wait afterwards for the client's threads to become idle."""
 _TASKS = Path("/proc/self/task")
 _NUM_LOOKS = 10
 _LOOK_SECONDS = 0.01

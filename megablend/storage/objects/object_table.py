@@ -59,7 +59,7 @@ class ObjectTable(NamedTuple):
         )
 
     def take(self, rows: npt.NDArray[Any]) -> ObjectTable:
-        """Return a table with only some of the rows."""
+        """Return a table with only the given rows."""
         return ObjectTable(
             self.paths.take(rows),
             self.sizes[rows],
@@ -90,7 +90,7 @@ class ObjectTable(NamedTuple):
 
 
 class ObjectTableBuilder:
-    """A builder of a table of objects, which holds the rows in memory only once."""
+    """A builder of a table of objects. It keeps only one copy of the rows in memory."""
 
     def __init__(self) -> None:
         self._paths = TextsBuilder()

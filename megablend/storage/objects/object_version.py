@@ -23,8 +23,8 @@ class ObjectVersion:
     modified: int
     """The time of the last modification, in seconds since 1970; 0 if it is not known."""
     version_id: str | None = None
-    """The store's id of the version, by which it can still be read after it was replaced; None
-    unless the option `versions` of the store is set."""
+    """The version id that the store has assigned. It can be used to read the version even after the
+    object has been replaced. None unless the option `versions` of the store is set."""
 
     @property
     def stat(self) -> FileStat:
@@ -59,8 +59,8 @@ class ObjectVersion:
 def version_of_response(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """Return the version that a response belongs to. This is the object `expected` itself, if the
-    response has the same etag and size."""
+    """Return the version that a response belongs to. If the response has the same etag and size as
+    `expected`, this is the object `expected` itself."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected

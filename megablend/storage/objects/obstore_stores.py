@@ -25,14 +25,14 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
-"""Environment variables with an endpoint, by scheme. The first variable that is set counts."""
+"""The environment variables that set an endpoint, by scheme. The first one that is set is used."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
-"""Environment variables with a region."""
+"""The environment variables that set a region."""
 _KEYS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_TOKEN"),
 }
-"""Environment variables whose values are sent in headers, by scheme."""
+"""The environment variables whose values are sent in headers, by scheme."""
 
 
 def check_installed(location: str) -> None:
@@ -44,7 +44,7 @@ def check_installed(location: str) -> None:
 
 
 def check_can_list(location: str) -> None:
-    """Check that the package which obstore needs for listings is installed. Raises: ConfigError."""
+    """Check that the package is installed that obstore needs for listings. Raises: ConfigError."""
     try:
         import arro3.core  # noqa: F401
     except ImportError:
@@ -201,7 +201,7 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
 
 
 def _check_region() -> None:
-    """Check that the region in the environment is a valid name of a region. Raises: ConfigError."""
+    """Check that the environment does not set an invalid name of a region. Raises: ConfigError."""
     for name in _REGIONS:
         region = os.environ.get(name)
         if region and not is_region(region):

@@ -44,7 +44,7 @@ class ObjectEntry(NamedTuple):
     """The key relative to the prefix."""
     bytes: int
     modified: float
-    """Seconds since 1970, by the store's clock."""
+    """The time of the last modification, in seconds since 1970, by the store's clock."""
     etag: str
     """The etag without quotes; "" if the store gives no etag, or a weak one."""
 
@@ -53,13 +53,15 @@ class ObjectPrefix:
     """The objects below a prefix, by their keys. Picklable and thread-safe.
 
     Raises, from any call: ConfigError if the client is missing or this process was forked after
+        using it; CacheError if a request is refused; NoResponseError if a request has failed for
+        `give_up_after` seconds.
     using it; CacheError if a request is refused; NoResponseError if it failed for `give_up_after`.
 
     Args:
         location: the URL of the prefix, such as s3://bucket/caches/x.
         options: the settings for accessing the bucket.
-        seconds: the time after which a request, with all its attempts, has failed; None for no
-            limit other than the option `give_up_after`.
+        seconds: the maximum time for a request with all its attempts; None if only the option
+            `give_up_after` limits this time.
     """
 
     def __init__(
@@ -88,8 +90,8 @@ class ObjectPrefix:
         return self._map(read, keys)
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectEntry | None]:
-        """Return the current entries of several objects, which listings may not show yet; None for
-        each object that does not exist."""
+        """Return the entries of several objects, including objects that listings do not show yet;
+        None for each object that does not exist."""
 
         async def describe(key: str) -> ObjectEntry | None:
             meta = await self._retry(key, lambda store: _head(store, self._key(key)))
@@ -98,8 +100,8 @@ class ObjectPrefix:
         return self._map(describe, keys)
 
     def download(self, key: str, size: int, path: Path) -> None:
-        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is no
-        object of that size."""
+        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if no object of
+        that size exists."""
 
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
@@ -143,8 +145,8 @@ class ObjectPrefix:
         return self.create_each(key, [data]) == 1
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """Send several requests at the same time that try to create the same object. Returns: the
-        number of requests that wrote it."""
+        """Try to create the same object by several simultaneous requests. Returns: the number of
+        requests that wrote it."""
 
         async def create(each: bytes) -> bool:
             size = len(each)
@@ -155,8 +157,8 @@ class ObjectPrefix:
         return sum(self._map(create, data))
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
-        """Return all objects below a folder, sorted by key, without the empty objects that stand
-        for folders."""
+        """Return all objects below a folder, sorted by key, without the empty objects that
+        represent folders."""
         import obstore
 
         check_installed(self.location)
@@ -228,8 +230,8 @@ class ObjectPrefix:
         return found
 
     def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
-        """Call a coroutine function for each item, _MAX_REQUESTS at a time. Returns: the results in
-        order."""
+        """Call a coroutine function for each item, with at most _MAX_REQUESTS calls at a time.
+        Returns: the results in order."""
         self._client()
 
         async def run() -> list[T]:

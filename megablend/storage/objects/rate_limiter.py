@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 FIRST_REQUESTS = 256
-"""The number of requests of a process that may be in flight before any latency has been measured:
-at 30 ms and 64 KB each, about 500 MB/s. Latency alone does not reduce this number: with many
-requests in flight, a busy client and server need less CPU time for each."""
+"""The number of requests of a process that may be in flight before any latency has been measured.
+With 30 ms and 64 KB per request, this gives about 500 MB/s. A long latency alone does not reduce
+the number below this: with many requests in flight, a busy client and server need less CPU time for
+each request."""
 MAX_REQUESTS = 1024
 """The maximum number of requests of a process in flight at a time, however short the latency."""
 MAX_BYTES = 256 << 20
@@ -22,18 +23,19 @@ MAX_BYTES = 256 << 20
 _MIN_REQUESTS = 4
 """The minimum number of requests in flight of a process, even if the source is busy."""
 _SHORT_RATIO = 1.5
-"""The ratio of the latency to the shortest latency below which more requests increase the
+"""If the latency is less than this many times the shortest latency, more requests increase the
 throughput."""
 _LONG_RATIO = 3.0
-"""The ratio of the latency to the shortest latency above which further requests only wait in
+"""If the latency is more than this many times the shortest latency, further requests only wait in
 line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
-"""The factors by which the number of requests changes when more, or fewer, are admitted."""
+"""The factors by which the number of admitted requests is multiplied, to raise it or to lower
+it."""
 MAX_PAUSE_SECONDS = 300.0
 """The maximum length of a pause, even if a source asks for a longer one."""
 _LATENCY_SECONDS = 10.0
-"""The minimum time for which the shortest latency counts."""
+"""The minimum time for which the shortest latency is remembered."""
 JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 """Environment variables with the number of processes of a job."""
 
@@ -119,13 +121,13 @@ class RateLimiter:
         self.bytes = 0
         """The number of bytes that requests in flight ask for."""
         self.backlog = 0
-        """The number of items that `call_each` has not yet called: requests that follow as soon as
-        others are done."""
+        """The number of items for which `call_each` has not started a call yet. Their requests
+        follow as soon as others are done."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         """Requests that are not yet admitted: the bytes of each, and a future that is done once the
         request is admitted."""
         self._paid_until = 0.0
-        """The time at which all requests so far will have been within the rates."""
+        """The time until which the requests so far use up the allowed rates."""
         self._slowed_at = 0.0
         """The time at which the source last said that it is busy."""
         self.paused_until = 0.0
@@ -176,8 +178,8 @@ class RateLimiter:
 
         Args:
             pause: the number of seconds for which no request is admitted.
-            is_told: whether another process has notified this process, so that `on_busy` is not
-                called.
+            is_told: whether another process has reported that the source is busy. `on_busy` is then
+                not called.
         """
         until = now + min(pause, MAX_PAUSE_SECONDS)
         is_new = now - self._slowed_at >= 1 or until >= self.paused_until + 1
@@ -237,7 +239,7 @@ class RateLimiter:
         self.bytes += size
 
     def _admit(self) -> None:
-        """Admit waiting requests in their order, as long as there is room."""
+        """Admit waiting requests in order, as long as there is room."""
         while self._waiting:
             size, turn = self._waiting[0]
             is_cancelled = turn.done()
@@ -249,8 +251,8 @@ class RateLimiter:
                 turn.set_result(None)
 
     async def pay(self, size: int = 0) -> None:
-        """Wait until a request of `size` bytes is within the limits of the rates, and any pause has
-        ended. The requests of one second may be sent at once."""
+        """Wait until the allowed rates have room for a request of `size` bytes, and until any pause
+        has ended. The requests of one second may be sent at once."""
         now = asyncio.get_running_loop().time
         until = 0.0
         cost = max(size * self._seconds_a_byte, self._seconds_a_request)

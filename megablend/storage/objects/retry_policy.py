@@ -24,8 +24,7 @@ _FIRST_CONTACT_SECONDS = 10.0
 """The time after which requests to a source that has never responded are given up: its name, port
 or certificate is probably wrong."""
 _MAX_DOUBTFUL_ATTEMPTS = 3
-"""The maximum number of attempts at a request after a kind of failure for which retries rarely
-help."""
+"""The maximum number of attempts at a request that fails in a way for which retries rarely help."""
 _RANDOM = random.SystemRandom()
 """A random generator other than the global one, which a program may have seeded: reads must not
 change the numbers that the program draws. Forked workers draw different numbers."""
@@ -57,7 +56,7 @@ class Counts:
 
         Args:
             num_keys: the number of listed keys.
-            num_letters: the number of characters of all keys together.
+            num_letters: the total number of characters of all keys.
         """
         self.requests += max(1, -(-num_keys // _PAGE_KEYS))
         self.bytes += _LISTED_BYTES * num_keys + num_letters
@@ -103,7 +102,7 @@ class RetryPolicy:
                 for them.
 
         Returns: the result, or the last failure.
-        Raises: DataError if the request was tried for `give_up_after`.
+        Raises: DataError if the request has been failing for `give_up_after` seconds.
         """
         now = asyncio.get_running_loop().time
         found: T | Failure

@@ -33,8 +33,8 @@ _IDLE_SECONDS = 45.0
 """The time after which an idle connection is not used again, since a device on the route may have
 forgotten it."""
 _MAX_UNEXPECTED = 3
-"""The number of unexpected responses in a row, to requests for which the client then succeeded,
-after which all requests are left to the client."""
+"""The maximum number of consecutive unexpected responses, counting only requests for which the
+client then succeeded. After that, all requests are left to the client."""
 
 
 class _Target(NamedTuple):
@@ -140,8 +140,8 @@ class SocketReader:
             raise UnexpectedResponseError
 
     async def _find_target(self, request: Request) -> _Target:
-        """Return the target of a request, from the cache or newly made. Raises:
-        UnexpectedResponseError."""
+        """Return the target of a request from the cache, or make it. Raises:
+        UnexpectedResponseError if it cannot be made."""
         loop = asyncio.get_running_loop()
         key = request.wanted.key
         period = int(loop.time() // (SIGNED_SECONDS / 3))
@@ -156,7 +156,7 @@ class SocketReader:
 
     async def _make_target(self, key: str) -> _Target:
         """Return the target of requests for an object. Raises: the client's errors;
-        UnexpectedResponseError if a proxy is to be used."""
+        UnexpectedResponseError if a proxy must be used."""
         url = urlsplit(await self._find_url(key))
         proxies = urllib.request.getproxies()
         assert url.hostname is not None
@@ -179,7 +179,7 @@ class SocketReader:
         )
 
     def _take_idle(self) -> RangeConnection | None:
-        """Return the idle connection that was used last; None if there is none. Connections that
+        """Return the most recently used idle connection; None if there is none. Connections that
         have been idle for too long are closed."""
         oldest_use = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle and self._idle[0].used_at < oldest_use:

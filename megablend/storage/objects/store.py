@@ -106,12 +106,12 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=True)
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading. Versions are requested again."""
+        """See Storage.for_reading. The view requests the versions of objects again."""
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. All sizes and etags in a listing are kept, even of keys that do not
-        match, so that `stat` sends no requests.
+        """See Storage.find. The sizes and etags of all listed objects are kept, even of those that
+        do not match, so that `stat` sends no requests.
 
         Raises: ConfigError if nothing is found because the endpoint is not that of the store.
         """
@@ -123,7 +123,7 @@ class ObjectStorage:
         return found
 
     def find_table(self, pattern: str) -> FileTable | None:
-        """See TableStorage.find_table. Raises: see `find`."""
+        """See TableStorage.find_table. Raises: the same errors as `find`."""
         address = parse_location(pattern)
         # Listings do not contain the ids of versions
         if not _is_listed(address) or find_options(self._options, pattern).versions:
@@ -184,8 +184,8 @@ class ObjectStorage:
         return loop.run(self._lister(path, address).has_folder(path, address))
 
     def is_readable(self, path: str) -> bool:
-        """See Storage.is_readable. Always True, since this is not known before the object is
-        read."""
+        """See Storage.is_readable. Always True, since permissions are not known before the object
+        is read."""
         return True
 
     def stat(self, path: str) -> FileStat:
@@ -201,7 +201,8 @@ class ObjectStorage:
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """See Storage.add_known_files. Versions that this process has found stay."""
+        """See Storage.add_known_files. Versions that this process has found itself are not
+        replaced."""
         self._known.add(known)
 
     def get_ends(self, path: str) -> HeadAndTail | None:
@@ -209,7 +210,8 @@ class ObjectStorage:
         return self._known.get_ends(path)
 
     def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends. A storage for checking keeps no ends."""
+        """See HeadAndTailStorage.read_ends. A storage for checking does not keep heads and
+        tails."""
         if not self._checking and self._known.get_ends(path) is None:
             client, address = self._open(path)
             loop.run(self._read_ends(client, path, address.key, self._known.get(path)))
@@ -276,8 +278,8 @@ class ObjectStorage:
     async def _read_ends(
         self, client: BucketClient, path: str, key: str, version: ObjectVersion | None
     ) -> None:
-        """Pin a version of an object, and keep its ends. If `version` is None, the current version
-        is pinned."""
+        """Pin a version of an object, and keep its head and tail. If `version` is None, the current
+        version is pinned."""
         mirror = self._options.mirror
         if mirror is not None and mirror.covers(path):
             # The mirror reads the ends, once for all processes of the node

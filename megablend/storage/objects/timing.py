@@ -1,9 +1,9 @@
 """The time that a request may take before it is tried again, or sent a second time. It is learned
 from earlier responses.
 
-With a fixed time-out, requests that a slow source would still have answered are repeated, which
-makes the source slower. So more time is given if responses usually take longer, as they do behind a
-limited rate.
+A fixed time-out would repeat requests that a slow source would still have answered, which makes the
+source even slower. So requests get more time if responses usually take longer, for example because
+their rate is limited.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Timing:
     """The times that the responses of one source have taken; used in the event loop only.
 
     Args:
-        read_timeout: the seconds of silence that are always allowed.
+        read_timeout: the number of seconds without a byte that is always allowed.
     """
 
     def __init__(self, read_timeout: float) -> None:
@@ -91,10 +91,10 @@ class Timing:
             self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, sent_at: float, in_flight: int) -> bool:
-        """Return whether a request sent at `sent_at` has been overtaken: as many later requests
-        have got responses as are in flight, so the request is not just waiting for its turn.
-        Requests that were sent at about the same time do not count as later, since they are
-        answered in any order."""
+        """Return whether a request that was sent at `sent_at` has been overtaken: as many later
+        requests have got responses as are in flight, so that the request is not just waiting for
+        its turn. Requests that were sent at about the same time do not count as later, since they
+        are answered in any order."""
         later = sent_at + self._read_timeout / _SAME_TIME_DIVISOR
         return sum(other > later for other in self._sent_times) >= max(_MIN_LATER, in_flight)
 
@@ -111,8 +111,9 @@ class Timing:
         return patience + self._transfer_seconds(size)
 
     def allow_stalled(self, size: int) -> float:
-        """Return the same as `allow`, but for a request that later requests have overtaken: the
-        source is not slow, so the times of other responses are no reason to wait longer."""
+        """Return the number of seconds, like `allow`, for a request that later requests have
+        overtaken. The times of other responses do not matter here, since they show that the source
+        is not slow."""
         return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:

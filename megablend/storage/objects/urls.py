@@ -1,5 +1,5 @@
-"""Lists of URLs, as braces or text files, since web servers do not list their files; and the
-queries of URLs, which are secrets."""
+"""Expand lists of URLs, which are written as braces or text files since web servers do not list
+their files. Also separate the queries of URLs, which are secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megablend.errors import ConfigError
 LIST_ENDING = ".urls"
 """The suffix of a local text file with one URL per line."""
 MAX_URLS = 1_000_000
-"""The maximum number of URLs that braces may stand for. A larger number is probably a typing
+"""The maximum number of URLs that braces may expand to. A larger number is probably a typing
 error."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
@@ -27,11 +27,11 @@ def is_web(location: str) -> bool:
 
 
 def expand_location(location: str) -> list[str]:
-    """Return the URLs that a location stands for if it has braces or is a text file of URLs;
-    otherwise the location itself.
+    """Return the URLs of a location that has braces or is a text file of URLs. Any other location
+    is returned unchanged.
 
-    Raises: ConfigError if the file cannot be read or contains anything but URLs, or if braces stand
-        for too many URLs.
+    Raises: ConfigError if the file cannot be read or contains anything but URLs, or if braces
+        expand to too many URLs.
     """
     if is_web(location):
         return expand_braces(location)
@@ -41,7 +41,7 @@ def expand_location(location: str) -> list[str]:
 
 
 def split_query(location: str) -> tuple[str, str]:
-    """Split a URL into the URL without query and fragment, and the query."""
+    """Split a URL into two parts: the URL without query and fragment, and the query."""
     if not is_web(location):
         return location, ""
     plain, _, query = location.partition("#")[0].partition("?")
@@ -49,8 +49,8 @@ def split_query(location: str) -> tuple[str, str]:
 
 
 def expand_braces(url: str) -> list[str]:
-    """Return the URLs that a URL with braces stands for: `{a,b}` and `{00..12}` are expanded as by
-    a shell, except in the query. Raises: ConfigError."""
+    """Return the URLs that a URL with braces expands to. `{a,b}` and `{00..12}` are expanded as by
+    a shell, except in the query. Raises: ConfigError if there are too many URLs."""
     plain, mark, query = url.partition("?")
     pieces = _BRACES.split(plain)
     choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]
@@ -63,7 +63,7 @@ def expand_braces(url: str) -> list[str]:
 
 
 def _choices(inside: str) -> list[str]:
-    """Return the texts that a pair of braces stands for, given the text inside."""
+    """Return the texts that a pair of braces expands to, given the text inside."""
     numbers = _NUMBERS.fullmatch(inside)
     if numbers is None:
         return inside.split(",") if "," in inside else [f"{{{inside}}}"]

@@ -1,5 +1,4 @@
-"""Call a coroutine function for many items with a few tasks, about as many as requests are
-admitted.
+"""Call a coroutine function for many items, with about as many tasks as requests are admitted.
 
 A task for each item, all created at once, would cost more CPU time than the requests: the garbage
 collector traverses all tasks that wait.
