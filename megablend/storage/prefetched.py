@@ -207,7 +207,7 @@ class PrefetchedStorage(WrapperStorage):
         return self._large if is_large else self._small_of(requested.path)
 
     def _small_of(self, path: str) -> list[_Requested]:
-        """Return the small ranges of a file, sorted by offset. The list begins with the head and
+        """Return the small ranges of a file, sorted by offset. The first call adds the head and
         tail of the file, if `inner` has read them."""
         if path not in self._small:
             ends = get_ends(self.inner, path)

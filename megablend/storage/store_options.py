@@ -48,8 +48,8 @@ class StoreOptions(Settings):
     requester_pays: bool = False
     """S3: whether this account, not the bucket's owner, pays for requests."""
     versions: bool = False
-    """Whether to keep reading the first version of an object that was found, in a bucket with
-    versioning."""
+    """For a bucket with versioning: whether to keep reading the version of an object that was found
+    first."""
     ca_file: Text | None = None
     """The path of a PEM file with certificates to trust in addition to the system's."""
     proxy: _Server | None = None

@@ -59,8 +59,8 @@ def price_transfer(least: RequestCount, most: RequestCount, options: StoreOption
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """Return a lower and an upper bound of the totals over `num_all` items, only some of which were
-    counted.
+    """Return lower and upper bounds of the totals over `num_all` items, given the counts of only
+    some of the items.
 
     The counted items must be evenly spaced among all items. The bounds are further apart if the
     counts of neighbouring items differ more.

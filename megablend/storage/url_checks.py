@@ -12,8 +12,8 @@ _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 """Matches the beginning of a parameter in the query of a signed URL."""
 _USER = re.compile(r"(?is)(?<=\b(s3|gs|az)://)([^/?#:]*:.*|[^/?#]*)@")
-"""Matches a user or a password before the bucket. A password may contain any character, unlike a
-bucket."""
+"""Matches a user or a password before the bucket. Unlike the name of a bucket, a password may
+contain any character."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 

@@ -80,9 +80,9 @@ class BucketLister:
         """List a folder, and leave out objects that represent folders.
 
         Args:
-            is_there: whether another listing contains the folder. If so, and the listing is empty,
-                the folder is listed a few times more: a proxy may have responded with a web page,
-                which the client takes for an empty listing.
+            is_there: whether another listing contains the folder. If so, an empty listing is
+                requested again a few times: a proxy may have responded with a web page, which the
+                client takes for an empty listing.
 
         Returns: the keys of the subfolders, without a trailing slash, and the objects in the
             folder.

@@ -118,9 +118,8 @@ def find_pauses() -> dict[str, float]:
 
 
 def find_fault(location: str, seconds: float) -> DataError | None:
-    """Return an error if the bucket or server of a location has been failing for at least
-    `seconds`: at least one request has failed, and none has succeeded. None if it is not
-    failing."""
+    """Return an error if all requests to the bucket or server of a location have failed for at
+    least `seconds`; None otherwise, and if no request has failed."""
     with _stores.lock:
         failing = {
             root: limiter.failing

@@ -122,7 +122,7 @@ def has_control_character(text: str) -> bool:
 
 
 def _find_files() -> list[str]:
-    """Return the paths of those files with profiles that exist."""
+    """Return the paths of the existing files that may contain profiles."""
     names = (
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         ("AWS_CONFIG_FILE", "~/.aws/config"),

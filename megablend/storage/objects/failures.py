@@ -96,7 +96,7 @@ _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 _METADATA = re.compile(
     r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2"
 )
-"""Addresses at which machines of a cloud get their credentials."""
+"""Matches the URLs from which machines of a cloud get their credentials."""
 _PROFILE = re.compile(r"credential provider: ConfigError: (.+)\n(.+)")
 """Matches the message of `credentials` about a profile whose credentials cannot be fetched, and the
 remedy."""

@@ -26,7 +26,7 @@ class ForkSafeStorage(WrapperStorage):
 
     Args:
         inner: the storage that reads, either in the helper or in this process; picklable.
-        checking: whether `inner` is used for checking, so that it accepts new versions of files.
+        checking: whether `inner` is used for checking, and therefore accepts new versions of files.
     """
 
     def __init__(self, inner: Storage, *, checking: bool = False) -> None:

@@ -91,7 +91,7 @@ class Request:
         return self.wanted.size > LARGE_BYTES
 
     def interrupt(self) -> None:
-        """Stop the wait of the request's coroutine. The coroutine gets a CancelledError, and finds
+        """Interrupt the coroutine of this request. The coroutine gets a CancelledError, and finds
         the reason in this object."""
         if self.waits_for is not None:
             self.waits_for.cancel()

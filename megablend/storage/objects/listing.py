@@ -32,14 +32,15 @@ _NOTHING = r"\x00\x00"
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern with `*`, `?`, `[]` and `**`. Both have `/` between
-    their parts."""
+    """Return whether a name matches a pattern with `*`, `?`, `[]` and `**`. The parts of both are
+    separated by `/`."""
     return re.fullmatch(make_expression(pattern), mark_hidden(name)) is not None
 
 
 def mark_hidden(key: str) -> str:
-    """Return a key in the form that expressions of `make_expression` match: with a leading slash,
-    and with a NUL before names that begin with a dot, since RE2 cannot look ahead."""
+    """Mark the hidden names in a key, as the expressions of `make_expression` require. The result
+    has a leading slash, and a NUL before each name that begins with a dot, since RE2 cannot look
+    ahead."""
     return f"/{key}".replace("/.", HIDDEN)
 
 

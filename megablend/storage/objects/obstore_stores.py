@@ -44,7 +44,7 @@ def check_installed(location: str) -> None:
 
 
 def check_can_list(location: str) -> None:
-    """Check that the package is installed that obstore needs for listings. Raises: ConfigError."""
+    """Check that the package that obstore needs for listings is installed. Raises: ConfigError."""
     try:
         import arro3.core  # noqa: F401
     except ImportError:

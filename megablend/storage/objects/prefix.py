@@ -282,7 +282,7 @@ async def _read(store: Any, key: str) -> bytes | None:
 
 
 async def _read_range(store: Any, key: str, start: int, stop: int) -> bytes | None:
-    """Read a range of an object; None if there is no such object, or it ends before `stop`."""
+    """Return a range of an object; None if there is no such object, or if it ends before `stop`."""
     import obstore
 
     data = await _or_none(obstore.get_range_async(store, key, start=start, end=stop))

@@ -1,10 +1,10 @@
 """Ranged GETs over sockets of the event loop, directly into the memory where the bytes are needed.
 
 obstore's client needs two calls for a range of one version, each with a thread that passes on the
-response, which takes five times the CPU time of reading the same bytes from a socket. So this
-module sends the most frequent requests, for ranges of known versions, by URLs that the client
-signs. It accepts only the expected response. Otherwise the client sends the request: it knows
-redirects, credentials and proxies, and the meaning of errors.
+response. This takes five times the CPU time of reading the same bytes from a socket. So this module
+sends the most frequent requests, for ranges of known versions, to URLs that the client signs. It
+accepts only the expected response. Otherwise the client sends the request: it knows redirects,
+credentials and proxies, and the meaning of errors.
 """
 
 from __future__ import annotations

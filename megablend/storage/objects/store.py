@@ -113,7 +113,7 @@ class ObjectStorage:
         """See Storage.find. The sizes and etags of all listed objects are kept, even of those that
         do not match, so that `stat` sends no requests.
 
-        Raises: ConfigError if nothing is found because the endpoint is not that of the store.
+        Raises: ConfigError if nothing is found because the endpoint is wrong.
         """
         address = parse_location(pattern)
         with self._explaining(pattern, address):

@@ -103,17 +103,15 @@ class Timing:
         is longer than the read time-out if responses have been slow.
 
         Args:
-            size: the number of bytes that arrive together, which is the whole of a small response;
-                0 if bytes arrive one part after another, so that each part shows that the source
-                responds.
+            size: the number of bytes that arrive together, such as all bytes of a small response; 0
+                if the bytes arrive in several parts, each of which shows that the source responds.
         """
         patience = max(self._read_timeout, _SLOWEST_FACTOR * self._slowest)
         return patience + self._transfer_seconds(size)
 
     def allow_stalled(self, size: int) -> float:
-        """Return the number of seconds, like `allow`, for a request that later requests have
-        overtaken. The times of other responses do not matter here, since they show that the source
-        is not slow."""
+        """Return the result of `allow` for a request that later requests have overtaken. Since the
+        source is not slow, the times of earlier responses are ignored."""
         return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:

@@ -27,8 +27,8 @@ def is_web(location: str) -> bool:
 
 
 def expand_location(location: str) -> list[str]:
-    """Return the URLs of a location that has braces or is a text file of URLs. Any other location
-    is returned unchanged.
+    """Return the URLs that a location expands to, if it is a URL with braces or a text file of
+    URLs. For any other location, return only the location itself.
 
     Raises: ConfigError if the file cannot be read or contains anything but URLs, or if braces
         expand to too many URLs.
