@@ -119,7 +119,7 @@ def find_pauses() -> dict[str, float]:
 
 def find_fault(location: str, seconds: float) -> DataError | None:
     """Return an error if all requests to the bucket or server of a location have failed for at
-    least `seconds`; None otherwise, and if no request has failed."""
+    least `seconds`; None otherwise."""
     with _stores.lock:
         failing = {
             root: limiter.failing

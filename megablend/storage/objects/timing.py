@@ -110,8 +110,8 @@ class Timing:
         return patience + self._transfer_seconds(size)
 
     def allow_stalled(self, size: int) -> float:
-        """Return the result of `allow` for a request that later requests have overtaken. Since the
-        source is not slow, the times of earlier responses are ignored."""
+        """Return the number of seconds without a byte after which an overtaken request counts as
+        stalled. Slow earlier responses are ignored, since the source responds to other requests."""
         return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:
