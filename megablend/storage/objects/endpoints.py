@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from megablend.storage.objects.address import Address
 
 _PAGE_BYTES = 1 << 10
-"""The number of bytes that are read to recognise a web page."""
+"""The number of bytes at the start of a response that are searched for tags of a web page."""
 _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 
