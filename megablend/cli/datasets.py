@@ -328,8 +328,8 @@ def _parse_every(text: str) -> float:
 
 
 def _parse_time(text: str) -> float:
-    """Parse a time to seconds since 1970. Raises: ConfigError if it is not a time, or is in the
-    past."""
+    """Parse a time, and return it in seconds since 1970. Raises: ConfigError if it is not a time,
+    or is in the past."""
     try:
         end = datetime.fromisoformat(text).timestamp()
     except ValueError:

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 SHOWN_TEXT = 60
 """The maximum number of characters of each sample's text to print without --all."""
 SHOWN_TOKENS = 8
-"""The number of first tokens to print of each sample of a step."""
+"""The number of tokens to print from the start of each sample of a step."""
 SHOWN_FIRST = 24
-"""The number of first tokens of a sample to print without --all."""
+"""The number of tokens to print from the start of a sample without --all."""
 SHOWN_LAST = 8
-"""The number of last tokens of a sample to print without --all."""
+"""The number of tokens to print from the end of a sample without --all."""
 SHOWN_SAMPLES = 20
 """The maximum number of samples of each source to list without --all."""
 SHOWN_DIFFERENCES = 30

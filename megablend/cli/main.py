@@ -110,7 +110,7 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Replace standard streams that the caller has closed by /dev/null: otherwise files that are
+    """Replace standard streams that the caller has closed with /dev/null. Otherwise, files that are
     opened later would get their descriptors. Let stdout escape characters that the locale's
     encoding lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -36,7 +36,7 @@ class Starts(enum.Enum):
     """Start a process if none is running."""
     UNLESS_ALIKE = enum.auto()
     """Start a process unless one with the same mirror settings (apart from the list of nodes) is
-    running. A process with other settings that a job has left behind exits."""
+    running. If a job has left behind a process with other settings, that process exits."""
 
 
 @click.group(cls=CommandGroup)

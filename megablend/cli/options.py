@@ -77,8 +77,8 @@ class CommandGroup(click.Group):
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
-    """Refuse options, by their names, that have been given but have no effect. Raises:
-    UsageError."""
+    """Refuse options that were given but have no effect. `options` has their values by name.
+    Raises: UsageError."""
     for name, value in options.items():
         if value is not None:
             raise click.UsageError(f"{name} {reason}")

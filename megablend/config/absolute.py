@@ -22,7 +22,7 @@ from megablend.storage.url_checks import check_secrets
 
 
 def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
-    """Return a config with absolute paths, in which each source knows where the config defines it.
+    """Return a config with absolute paths. Each of its sources knows where the config defines it.
     Unsupported locations are refused.
 
     Args:
@@ -83,8 +83,8 @@ def _find_locations(
 
     Args:
         written: paths, URLs (which may contain braces), and text files of URLs.
-        urls: filled with the query string of each URL of a web server, by the URL without it.
-            Requests need the query, but the returned locations do not contain it.
+        urls: a dict to which the query string of each web URL is added, by the URL without its
+            query. Requests need the query, but the returned locations do not contain it.
     """
     found = list[str]()
     for location in written:
@@ -102,8 +102,8 @@ def _find_locations(
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """Return the URLs that a URL with braces, or a text file of URLs, stands for; any other
-    location is returned unchanged."""
+    """Expand a URL with braces, or a text file of URLs, to a list of URLs. Any other location is
+    returned unchanged, as the only item."""
     try:
         if not find_scheme(location):
             location = _absolute_path(location, base, place)

@@ -99,7 +99,7 @@ def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
 
 
 def find_lengths(settings: Settings) -> list[str]:
-    """Return those of the keys LENGTHS that the config sets to give the length of train."""
+    """Return the keys of LENGTHS that the config sets. They give the length of train."""
     return [name for name in LENGTHS if getattr(settings, name) is not None]
 
 

@@ -47,7 +47,7 @@ class Places:
         return f"{file}: {join_keys(location)}" if location else file
 
     def split(self, name: str) -> list[str]:
-        """Return the keys by which a location names a split: [name], or an empty list if the config
+        """Return the part of a location that names a split: [name], or an empty list if the config
         does not list its sources by split."""
         top = self._lines if isinstance(self._lines, dict) else {}
         return [name] if isinstance(top.get("sources", (0, None))[1], dict) else []
@@ -76,7 +76,8 @@ _EXPECTED = {
     "string_pattern_mismatch": "other characters",
     "tuple_type": "a list",
 }
-"""What to expect instead of a value of the wrong type, by pydantic's name of the error."""
+"""Descriptions of the expected value, for values of the wrong type, by pydantic's name of the
+error."""
 _KEYS: dict[type[Model], str] = {
     Config: "cache, sequence_length and sources",
     Source: "name, path and weight",
@@ -89,7 +90,7 @@ _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
 }
-"""What to expect as the value of keys whose text must match a pattern."""
+"""Descriptions of the expected value, for keys whose text must match a pattern."""
 MAX_VALUE = 80
 """Maximum number of characters of an invalid value that a message shows."""
 _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
@@ -100,8 +101,8 @@ split, or a stage."""
 def explain_errors(
     error: ValidationError, places: Places, data: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield a message of one line for each validation error, with the place and the key as the
-    config spells it.
+    """Yield a one-line message for each validation error. It contains the place, and the key as it
+    is spelled in the config.
 
     Args:
         data: the config before validation.

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader where PyYAML includes it: ten times faster, which matters with thousands of
-sources."""
+"""The loader of libyaml, if PyYAML includes it. It is ten times faster, which matters for thousands
+of sources."""
 MAX_BYTES = 64 << 20
 """Maximum size of a config: enough to list 500,000 files by name."""
 MAX_DEPTH = 64
@@ -89,9 +89,9 @@ def _find_lines(
     """Return the Lines of a node.
 
     Args:
-        duplicates: filled with duplicate keys.
-        known: filled with the Lines of each node by its id, so that nodes that aliases share are
-            processed once.
+        duplicates: a list to which duplicate keys are added.
+        known: a dict to which the Lines of each node are added, by the node's id. A node that
+            several aliases share is then processed only once.
     """
     if id(node) in known:
         return known[id(node)]
@@ -247,7 +247,7 @@ class _Reader:
         """Add a value to the innermost collection.
 
         Args:
-            size: number of values in it, including the value itself.
+            size: number of values that are nested in `value`, including itself.
         """
         if not self._nested:
             self._root = value, lines

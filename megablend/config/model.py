@@ -90,7 +90,7 @@ class Config(Settings):
     _snapshot: int = PrivateAttr(0)
     """The value of the property `snapshot`."""
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
-    """In the settings of a stage: the sources that any stage withdraws."""
+    """The sources that any stage withdraws; only set in the settings of a stage."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -125,7 +125,7 @@ class Config(Settings):
     @property
     def stage_configs_ignoring_sources(self) -> tuple[Config, ...]:
         """Like `stage_configs`, but each config has the sources of the top level, without the
-        changes of stages: much faster if many sources change."""
+        changes of stages. This is much faster if many sources change."""
         if not self.stages:
             return (self,)
         current = self.model_copy(update={"stages": ()} | dict.fromkeys(LENGTHS))
@@ -140,8 +140,8 @@ class Config(Settings):
     @property
     def request_digest(self) -> str:
         """A digest of the keys that the config sets and that can affect the order of
-        samples. Defaults are left out: a later release with other defaults makes the
-        same request of the same config."""
+        samples. Defaults are left out, so that a later release with other defaults returns the same
+        digest for the same config."""
         return digest_json(_list_written(self), as_stored=True)
 
     @property
@@ -156,7 +156,7 @@ class Config(Settings):
 
     @property
     def withdrawn(self) -> frozenset[str]:
-        """Names in the index of the sources that a stage withdraws."""
+        """The sources that a stage withdraws, by their names in the index."""
         prefix = "train/" if self.listed_by_split else ""
         named = self._withdrawn.union(*(stage.withdraw for stage in self.stages))
         return frozenset(prefix + name for name in named)
@@ -202,7 +202,8 @@ class Config(Settings):
 
     @property
     def sources_needing_lengths(self) -> list[str]:
-        """Names in the index of the sources for which the length of every document is required."""
+        """The sources for which the length of every document is required, by their names in the
+        index."""
         if not self.needs_lengths:
             return []
         return [

@@ -23,7 +23,8 @@ class ReadSpec:
     with a default: cache keys and indexes then include it."""
 
     format: str | None = None
-    """Name of the format; None until the files are found, if their suffix decides."""
+    """Name of the format. It is None if the file suffix decides and the files have not been found
+    yet."""
     column: str | None = None
     """Dotted path of the column; None selects the token column (see `formats.choose`)."""
     count_documents: bool = True
@@ -80,7 +81,7 @@ class ReadSpec:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """Apply `from_record` to each record; records that are alike share one object."""
+        """Apply `from_record` to each record; equal records share one object."""
         spec_of_key = dict[object, ReadSpec]()
         specs = list[ReadSpec]()
         get_fields = itemgetter("format", "column", "documents")
@@ -93,8 +94,8 @@ class ReadSpec:
         return specs
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
-        """Return the first recorded field in which these settings, with which files were indexed,
-        differ from the requested ones: its name and both values. Return None if there is none.
+        """Compare these settings, with which files were indexed, with the requested ones. Return
+        the name and both values of the first recorded field that differs; None if no field differs.
 
         It is not a difference if documents were counted without being requested, or if the request
         leaves the format to the file suffix.

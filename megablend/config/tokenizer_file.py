@@ -54,8 +54,8 @@ def find_tokenizer(given: str, base: Path = Path("/")) -> Path:
 
 
 def find_named_token(tokenizer: Path, name: str) -> int:
-    """Return the id of the token that has a role, `eos_token` or `bos_token`, according to a file
-    next to tokenizer.json. Raises: ConfigError."""
+    """Return the id of the token with the role `name` (`eos_token` or `bos_token`). The roles are
+    read from a file next to tokenizer.json. Raises: ConfigError."""
     for file in _ROLE_FILES:
         path = tokenizer.parent / file
         if path.is_file():
@@ -91,7 +91,7 @@ def find_token(tokenizer: Path, text: str) -> int:
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:
-    """Return the keys of a config in which `append_eod` of each source is a token id. If it is the
+    """Return the keys of a config, with a token id as the `append_eod` of each source. If it is the
     text of a token, it is replaced by the token's id; with `eos`, it is set to the tokenizer's
     end-of-text token. Raises: ConfigError."""
     sources = data.get("sources")

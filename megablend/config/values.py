@@ -153,7 +153,7 @@ def parse_path(value: object) -> object:
 
 
 def _parse_split(value: object) -> tuple[Fraction, Fraction, Fraction]:
-    """Parse up to three numbers to the shares of train, valid and test, which sum to 1."""
+    """Parse up to three numbers, and return the shares of train, valid and test, which sum to 1."""
     if isinstance(value, str):
         parts: list[object] = [*value.split(",")]
     elif isinstance(value, (list, tuple)):

@@ -175,7 +175,7 @@ def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | Dam
 
 
 def _list_files(session: Session) -> tuple[SourceFiles, ...]:
-    """List the files of each source, which are known without an index.
+    """List the files of each source. No index is needed.
 
     Raises: ConfigError if a path matches no file; MissingFileError.
     """

@@ -46,8 +46,8 @@ from megablend.storage.base import Storage
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
-"""The number of samples for which read amplification is estimated. They are several shuffle
-windows, and the estimate takes a few tenths of a second."""
+"""The number of samples for which read amplification is estimated. This is several shuffle windows,
+and the estimate takes a few tenths of a second."""
 _LONG_SECONDS = 0.5
 """If planning took more than this number of seconds, it is not repeated to measure its time, since
 imports are then only a small part of the time."""
@@ -67,8 +67,8 @@ def describe_planned(
 
     Args:
         num_nodes: number of nodes with mirrors whose transfers are estimated; None for no estimate.
-        mirror_size: bytes of each mirror; None for the size in the config, or, without one, no
-            limit.
+        mirror_size: size of each mirror in bytes. If it is None, the size in the config applies;
+            without that, there is no limit.
         planning_seconds: time that planning has taken, without loading kernels.
 
     Raises: see `describe`.
@@ -131,7 +131,7 @@ def _describe_splits(
 ) -> dict[str, tuple[SplitDescription, list[str]]]:
     """Describe the splits of a run that have sources.
 
-    Returns: for each split, by its name: its description, and the warnings about it.
+    Returns: the description of each split and the warnings about it, by the name of the split.
     """
 
     def describe(split: Compiled) -> tuple[SplitDescription, list[str]]:

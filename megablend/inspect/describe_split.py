@@ -33,8 +33,8 @@ from megablend.run.run import Run
 EPOCHS = 32
 """The maximum number of epochs of a source whose ends are reported."""
 COUNTED = 1 << 20
-"""The maximum number of documents of a source whose lengths are counted; of more documents, evenly
-spaced ones are counted."""
+"""The maximum number of documents whose lengths are counted for a source. If a source has more
+documents, evenly spaced ones are counted."""
 SAMPLED_BLOCKS = 256
 """The maximum number of blocks of a source whose sizes are looked up."""
 
@@ -174,8 +174,8 @@ def _describe_source(
     """Describe source number `number` of a run.
 
     Args:
-        samples, tokens_read: numbers of samples and tokens that the run reads of the source.
-        most_tokens: number of tokens of the epochs that the source's `max_epochs` allows; None if
+        samples, tokens_read: numbers of samples and tokens that the run reads from the source.
+        most_tokens: number of tokens in as many epochs as the source's `max_epochs` allows; None if
             it has no `max_epochs`.
     """
     run = compiled.run
@@ -229,9 +229,9 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
 
 
 def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
-    """Count the documents of a source in the split by length: [0] of documents without tokens, [i]
-    of documents of 2^(i-1) to 2^i - 1 tokens. With more than COUNTED documents, the numbers are
-    estimates.
+    """Count the documents of a source in the split by length. Item 0 is the number of documents
+    without tokens, and item i the number of documents with 2^(i-1) to 2^i - 1 tokens. If there are
+    more than COUNTED documents, the numbers are estimates.
 
     Returns: None if the index has no table of the source's documents.
 

@@ -66,18 +66,19 @@ class SourceDescription(Record):
     last_sample: int | None
     """Number of the source's last sample in the run; None if the source has no samples."""
     epoch_ends: tuple[int, ...]
-    """For each of the first 32 epochs that end, the number of the sample at which the source has as
-    many samples as there are up to the end of the epoch. In the same cycle (lanes * shuffle_window
-    samples), samples of the epoch may come later, and samples of the next epoch earlier."""
+    """The sample at which each of the first 32 epochs ends, by count: up to this sample, the source
+    has as many samples as there are in the epochs up to this one. Within the same cycle (lanes *
+    shuffle_window samples), samples of the epoch may come later, and samples of the next epoch
+    earlier."""
     worst_prefix_error: float
-    """Largest difference, in samples, between the source's samples and its share, over all prefixes
-    of each stage of up to 65,536 samples."""
+    """Largest difference, in samples, between the number of the source's samples and its share of a
+    prefix of a stage. All prefixes of up to 65,536 samples are compared."""
     document_lengths: tuple[int, ...] | None = None
-    """Number of documents by length: [0] of documents without tokens, [i] of documents of 2^(i-1)
-    to 2^i - 1 tokens. None if it was not requested, or the index has no table of the source's
-    documents."""
+    """Number of documents by length. Item 0 is the number of documents without tokens, and item i
+    the number of documents with 2^(i-1) to 2^i - 1 tokens. None if it was not requested, or the
+    index has no table of the source's documents."""
     withdrawn_tokens: int | None = None
-    """Number of tokens of begun epochs that are not read because their files were withdrawn; None
+    """Number of tokens that are not read because their files were withdrawn during an epoch; None
     if there are none."""
 
 
@@ -196,7 +197,8 @@ class BadDocuments(Record):
     count: int
     """Number of documents."""
     first: tuple[str, ...]
-    """One text for each of the first documents: its path, its place in the file, and the reason."""
+    """A text for each of the first few documents, with its path, its place in the file, and the
+    reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -235,7 +237,7 @@ class RunDescription(Record):
     """Number of bytes that loaders read for each byte that they use, if `micro_batch_size` was
     given."""
     transfer: Transfer | None = None
-    """The requests to object stores with which the given loaders (by default one loader) read
+    """The requests to object stores that the given loaders (by default one loader) make to read
     train; None if all files are local, or a file cannot be opened."""
     mirror: MirrorEstimate | None = None
     """The estimated transfers if train is read through a mirror on each node; set if `num_nodes` or
@@ -254,8 +256,8 @@ class RunDescription(Record):
     """The largest number of lanes that suits the loaders and fits in `memory`; None also if the
     required memory does not depend on lanes."""
     fitting_unit: int | None = None
-    """A number that the size of a step (micro batch x ranks) must divide, since the length or the
-    masks of samples can change only between steps. None if they do not change, or
+    """A number that must be a multiple of the step size (micro batch x ranks), since the length or
+    the masks of samples can change only between steps. None if they do not change, or
     `micro_batch_size` was not given."""
 
     def __str__(self) -> str:

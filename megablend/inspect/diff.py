@@ -1,5 +1,5 @@
-"""Find the sample from which two runs differ, and how they differ. The locations of samples are
-compared, without reading data."""
+"""Find the first sample in which two runs differ, and how the runs differ. The locations of samples
+are compared, without reading data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LARGEST_CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DiffResult(Record):
-    """The differences between two runs, and the sample from which they differ."""
+    """The differences between two runs, and the first sample in which they differ."""
 
     a: str
     b: str
@@ -55,7 +55,7 @@ class DiffResult(Record):
 
 @translating("diff")
 def diff(a: str | Path, b: str | Path) -> DiffResult:
-    """Compare the split train of two runs.
+    """Compare the train splits of two runs.
 
     Args:
         a, b: the path of a config (which is planned as `build` would plan it), or of a run's ledger
@@ -84,8 +84,8 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
 
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
-    """Return the first sample at which two runs differ in source or tokens, looking at samples from
-    `start` on; None if one run is a prefix of the other."""
+    """Return the number of the first sample whose source or tokens differ between two runs. Samples
+    before `start` are not compared. None if one run is a prefix of the other."""
     stop = min(a.num_samples, b.num_samples)
     if a.extra_token != b.extra_token:
         return start if start < stop else None
@@ -112,9 +112,9 @@ class _Pieces(NamedTuple):
     offsets: Int64s
     """The offset in the file at which the piece's block begins."""
     starts: Int64s
-    """The piece's first token in the block."""
+    """The position of the piece's first token in the block."""
     stops: Int64s
-    """The token of the block after the piece's last one."""
+    """The position after the piece's last token in the block."""
 
 
 class _Comparison:
@@ -137,8 +137,8 @@ class _Comparison:
         """For each run, the number of the content of each of its files."""
 
     def first_difference(self, ks: Int64s) -> int | None:
-        """Return the first sample of `ks`, int64 [n] ascending, that differs between the runs; None
-        if all are the same."""
+        """Return the first of the samples `ks` (int64 [n], ascending) that differs between the
+        runs; None if all are the same."""
         a, b = self._runs
         sources_a, ordinals_a = a.plan.locate_many(ks)
         sources_b, ordinals_b = b.plan.locate_many(ks)
@@ -161,7 +161,8 @@ class _Comparison:
     def _list_pieces(
         self, number: int, sources: npt.NDArray[np.int32], ordinals: Int64s
     ) -> _Pieces:
-        """Return the pieces of the samples (sources, ordinals), [n], of run number `number`."""
+        """Return the pieces of samples of run `number`, given their sources and ordinals, [n]
+        each."""
         run = self._runs[number]
         spans = run.locate_spans(sources, ordinals)
         snapshot = run.store.snapshot
@@ -229,8 +230,8 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """Return how many samples from the start are certain to be the same in two runs that differ
-    only in the version of the plan; 0 for runs that differ in more.
+    """Return the number of samples at the start of two runs that are certain to be the same. It is
+    0 if the runs differ in more than the version of the plan.
 
     Both versions order a source's samples in the same way until the period in which its first epoch
     ends.

@@ -70,7 +70,7 @@ class ExportResult(Record):
     split: str
     start: int
     stop: int
-    """The file's rows are samples [start, stop)."""
+    """The file has a row for each of samples [start, stop)."""
     file: str
     """Absolute path of the file."""
     bytes: int
@@ -99,8 +99,9 @@ def export(
         stop: the sample after the last one; by default the run's end.
         progress: called with the number of samples written so far, and their total.
 
-    Raises: the errors of `open_dataset`; ConfigError if samples are outside the run, or the target
-        is not a file, or the run needs it; ResourceError if the file cannot be written.
+    Raises: the errors of `open_dataset`; ConfigError if samples are outside the run, the target is
+        not a file, or the target is a file that the run needs; ResourceError if the file cannot be
+        written.
     """
     session = Session(what, cache=cache, run=run)
     opened = session.open(split)
@@ -223,8 +224,8 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
 
 
 def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
-    """Return the rows, int64 [n], as `find_rows` does, for the spans at `positions`, int64 [n],
-    whose blocks all belong to a reading of the source with this name."""
+    """Return the rows, int64 [n], of the spans at `positions`, int64 [n]; see `find_rows`. The
+    blocks of these spans all belong to `reading`, a reading of the source `name`."""
     blocks = reading.blocks
     numbers = spans.blocks[positions] - reading.first_block
     snapshot = blocks.snapshot

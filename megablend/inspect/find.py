@@ -39,7 +39,7 @@ class FoundSample(Record):
     step: int | None
     """The step that reads the sample; None if it is skipped, or no `batch_size` was given."""
     counts_steps: bool
-    """Whether a `batch_size` was given, so that the record as a dict has the key `step`."""
+    """Whether a `batch_size` was given. If it was, the result of `to_dict` has the key `step`."""
 
     def _has(self, field: Field[Any]) -> bool:
         return self.counts_steps if field.name == "step" else field.name != "counts_steps"

@@ -19,7 +19,8 @@ _NAMED_FILES = 5
 
 def match_files(run: Run, file: str) -> list[int]:
     """Return the numbers of the index's files that match a path, or the end of a path. There are
-    several if sources share the file. A file that was renamed also matches its earlier paths.
+    several numbers if several sources share the file. A file that was renamed also matches its
+    earlier paths.
 
     Raises: ConfigError if no file matches, or if files with different paths match.
     """

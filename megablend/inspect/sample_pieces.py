@@ -29,7 +29,7 @@ class FoundPiece(Record):
 
     first_token: int
     stop_token: int
-    """The token of the sample after the piece's last one."""
+    """The position after the piece's last token in the sample."""
     offset: int
     """Number of the piece's first token among the tokens that the file (or row) has in this
     split."""

@@ -58,7 +58,7 @@ class SampleDescription(Record):
     another block; the first is 0."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
-    """For each extra column, by name, one value per token."""
+    """The values of each extra column, by its name, with one value per token."""
     appended: tuple[int, ...] = ()
     """Positions of the tokens that `append_eod` appended, which are not in any file."""
 
@@ -234,8 +234,9 @@ def _list_pieces(run: Run, spans: Spans) -> list[Piece]:
 
 
 def _find_appended(store: BlockStore, append_eod: int | None, spans: Spans) -> tuple[int, ...]:
-    """Return the positions of a sample's appended tokens. A file may contain the same token id, so
-    they are found by the documents of the blocks. None are found in blocks that were replaced."""
+    """Return the positions of a sample's appended tokens. They are found from the documents of the
+    blocks, since a file may contain the same token id. None are found in blocks that were
+    replaced."""
     if append_eod is None or store.damaged.intersection(spans.blocks.tolist()):
         return ()
     offsets, _ = store.pieces(spans.blocks)

@@ -22,9 +22,9 @@ from megablend.run.run import Run
 def list_stored_ranges(
     run: Run, source: int, files: Sequence[int], row: int | None
 ) -> list[range | None]:
-    """For each of the source's readings (see `locator.Reading`), return the range of positions that
-    a file, or one of its rows, has among the stored tokens of the split; None if the reading's
-    snapshot does not have the file.
+    """Return the positions of a file, or of one of its rows, among the stored tokens of the split.
+    There is a range for each of the source's readings (see `locator.Reading`), or None if the
+    reading's snapshot does not have the file.
 
     Args:
         files: the numbers of the file in the run's index, one for each snapshot that has it.
@@ -53,11 +53,11 @@ def find_stored_range(
     row: int | None,
     read: Callable[[int], DecodedBlock],
 ) -> range:
-    """Return the range of positions that a file, or one of its rows, has among the stored tokens of
-    the split; it is empty if the split has none of them.
+    """Return the range of positions of a file, or of one of its rows, among the stored tokens of
+    the split. The range is empty if none of the tokens are in the split.
 
     Args:
-        store, blocks, entry: all of one snapshot of the index.
+        store, blocks, entry: all from the same snapshot of the index.
         read: decodes a block; as for `find_document`.
 
     Raises: the errors of BlockStore.read; ConfigError if there is no such row, or the index has not

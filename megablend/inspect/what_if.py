@@ -21,7 +21,7 @@ from megablend.run.open_store import open_block_store, open_stores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """A run of the split train as `build` would commit it, or as it is already committed."""
+    """The train split of a run, as `build` would commit it or has already committed it."""
 
     compiled: Compiled
     committed: bool
@@ -33,7 +33,7 @@ class Foreseen:
 
 
 def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
-    """Plan the split train as the config requests it. If the run has a ledger, the plan continues
+    """Plan the train split that the config requests. If the run has a ledger, the plan continues
     it. Nothing is committed.
 
     Args:

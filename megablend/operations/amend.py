@@ -48,8 +48,8 @@ class Outlook(Record):
     epochs: float
     """Number of epochs of the source that will have been read when the run ends."""
     first_repeat: int | None
-    """The first sample from the amendment on that reads a token of the source again; None if no
-    sample does."""
+    """The first sample after the amendment that repeats a token of the source; None if no sample
+    does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -73,13 +73,14 @@ class Amendment(Record):
     at: int
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
-    """Number of samples from `at` on that are still read with the old settings, because the length
-    of samples changes or files are withdrawn."""
+    """Number of samples, starting at `at`, that are still read with the old settings. There are
+    such samples if the length of samples changes or files are withdrawn."""
     drained: Drain | None
     """The samples that `drain` counts, by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]
-    """For each drain (samples still read with the old settings) from `at` on, a dict of `from` and
-    `drain`. A config whose stages have these settings makes the same run without amendments."""
+    """A dict with `from` and `drain` for each drain (samples that are still read with the old
+    settings) that starts at `at` or later. A config whose stages have these settings results in the
+    same run without amendments."""
     fitting_unit: int | None
     """The number of samples per step (micro batch x ranks) must be a divisor of this number,
     because the length or the masks of samples can only change between steps. None if they do not
@@ -92,12 +93,12 @@ class Amendment(Record):
     """Number of samples of the run without the amendment."""
     samples: int
     changes: tuple[dict[str, Any], ...]
-    """Dicts of `what`, `before` and `after`: the settings that differ from `at` on."""
+    """The settings that change at `at`, each as a dict with `what`, `before` and `after`."""
     sources: tuple[AmendedSource, ...]
     note: str | None
-    """A note about files that the config's paths match now but that are not in the index that the
-    run reads, and about stages and skipped ranges that the amended run no longer has. None if there
-    are none."""
+    """A note about files that match the config's paths but are not in the run's index, and about
+    stages and skipped ranges that the amended run no longer has; None if there is nothing to
+    note."""
 
 
 @translating("amend")
@@ -111,28 +112,26 @@ def amend(
     cache: str | None = None,
     dry_run: bool = False,
 ) -> Amendment:
-    """Amend a run: from a given sample on, it continues with the next stage that its edited config
-    lists.
+    """Amend a run, so that it continues at a given sample with the next stage of its edited config.
 
     States saved before that sample stay valid, and resume on the amended plan. A state that was
-    saved after it, on the earlier plan, is refused, unless the run is amended again with that
-    `state`.
+    saved later, on the old plan, is refused unless the run is amended again with that `state`.
 
     Args:
-        at: number of the sample, which is rounded up to the end of a cycle of lanes x
-            shuffle_window samples.
+        at: number of the sample. It is rounded up to the end of a cycle (lanes x shuffle_window
+            samples).
         state: a state from `state_dict()`, given instead of `at`. The run is amended `after`
             samples after the state's position.
-        batch: samples that all ranks read in a step, micro batch x ranks. The length of samples
-            changes only at a multiple of `batch`, counted from sample 0, and of the lanes before
-            and after; by default, at a multiple of the lanes alone.
+        batch: number of samples that all ranks together read in a step (micro batch x ranks). The
+            length of samples then changes only at a sample number that is a multiple of `batch` and
+            of the number of lanes before and after. By default, only the lanes matter.
         cache: cache folder, instead of the config's.
         dry_run: only return what would change.
 
     Raises: ConfigError if the config lists no stage that begins at the sample; PlanError if it
         changes earlier samples, or cannot be planned; StateError if the state is of another run;
-        CacheError if the run was not built, or cannot be written, or the newest index, which a
-        stage with `new_data` reads, differs from the config in files or options.
+        CacheError if the run was not built, if it cannot be written, or if a stage with `new_data`
+        would read a newest index that differs from the config in files or options.
     """
     session = Session(config, cache=cache)
     checked_config = session.config
@@ -210,8 +209,8 @@ def _compile_amended(
 def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | None:
     """Compare the index that a new stage reads with the files that the config's paths match now.
 
-    Returns: a note on files that the index lacks; None if it lacks none, or no new stage reads
-        another index.
+    Returns: a note on files that the index lacks; None if it lacks no files, or if no new stage
+        reads another index.
     Raises: CacheError if the index was made for another config.
     """
     if not compiled.ledger.indices[len(cut.indices) :]:
@@ -228,8 +227,8 @@ def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | N
 def _describe_left_out(
     config: Config, cut: Ledger, amended: Ledger, committed: Ledger
 ) -> list[str]:
-    """Return notes about the stages and the skipped samples of a run that its amendment leaves
-    out."""
+    """Return notes about stages and skipped samples that the run no longer has after its
+    amendment."""
     notes = []
     starts = list_left_out(cut, amended, committed)
     if starts:

@@ -91,11 +91,12 @@ def build(
         cache: cache folder, instead of the config's `cache`.
         progress: called on rank 0 as files are indexed.
         launch: the processes that build; by default detected from the environment.
-        storage: finds and reads files, instead of the config's storage; the same on all ranks.
+        storage: the storage that finds and reads files, instead of the config's; the same on all
+            ranks.
         checksums: also make checksums of all blocks of the index, which reads all data once. Reads
             from anything but a local disk are then checked against them.
-        processes: number of processes of each rank that tokenise text; by default the number of its
-            cores.
+        processes: number of processes that each rank uses to tokenise text; by default the number
+            of its cores.
 
     Returns: the same result on all ranks.
     Raises: ConfigError, also if the ranks' configs differ; PlanError, DataError, CacheError,
@@ -192,8 +193,7 @@ def _check_same_config(launch: Communicator, config: Config) -> None:
 
 
 def _list_token_files(session: Session) -> dict[str, list[str]]:
-    """Return the names of the token files that the committed run reads, by name of their text
-    source."""
+    """Return the names of the token files that the committed run reads, for each text source."""
     names = dict[str, list[str]]()
     configured = session.config.all_sources
     for digest in session.ledger.indices if session.ledger else ():

@@ -31,8 +31,8 @@ class BuildResult(BuiltIndex):
     stages_before: int
     """Number of stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
-    """If the run is `pinned`: a line for each file of the older index that is missing or changed,
-    so that the run cannot be read to its end."""
+    """A line for each file of the older index that is missing or changed, if the run is `pinned`.
+    The run cannot be read to its end without these files."""
     warnings: tuple[str, ...]
     """Warnings about properties of the plan that are probably not intended; see `find_warnings`."""
 

@@ -49,8 +49,8 @@ class CheckResult(Record):
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
-    """A line for each missing or changed file that only earlier snapshots of the run have, with the
-    samples that read the file."""
+    """A line for each missing or changed file that is only in earlier snapshots of the run, with
+    the samples that read the file."""
     warnings: tuple[str, ...] = ()
     """A line for each property of the run that works, but is probably not intended."""
     uncommitted: str | None = None
@@ -63,7 +63,8 @@ class CheckResult(Record):
 
     @property
     def has_problems(self) -> bool:
-        """Whether the run cannot be trained on with this config, these files and these steps."""
+        """Whether something prevents training on the run with this config, these files and these
+        steps."""
         return bool(self.problems or self.uncommitted or self.unfit_steps)
 
 
@@ -91,11 +92,11 @@ def check(
         state: a state from `state_dict()`. Files that are only in earlier snapshots are then
             checked only if samples from the state's position on read them, and their problems are
             in `problems`. Without a state, their problems are in `older_problems`.
-        micro_batch_size, data_parallel_size: the step size of loaders. If given, check that no
-            step, from the state's position (or the first sample) on, spans a change of length or
-            masks, or skipped samples.
+        micro_batch_size, data_parallel_size: the step size of loaders. If given, the steps after
+            the state's position (or after the start) are also checked: no step may span a change of
+            length or masks, or skipped samples.
         progress: called as files are checked.
-        storage: finds and reads files, instead of the config's storage.
+        storage: the storage that finds and reads files, instead of the config's storage.
 
     Raises: ConfigError, PlanError if config and index disagree; CacheError if no index has the
         config's files, or the cache is damaged; StateError if `state` is not a valid state.
@@ -147,8 +148,8 @@ def _check_older(
     position: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
-    """Add to a result the problems of files that only older snapshots of the run have, and warnings
-    about epochs that are not read to their end."""
+    """Complete a result with the problems of files that are only in older snapshots of the run, and
+    with warnings about epochs that are not read to their end."""
     # For each file, by number: the first sample from which on the run no longer reads it
     stops = {
         file.number: file.stop

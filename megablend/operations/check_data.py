@@ -71,7 +71,7 @@ def check_data(
     Args:
         cache: cache folder, instead of the config's `cache`.
         progress: called after each file, from one thread at a time.
-        storage: reads files, instead of the config's storage.
+        storage: the storage that reads files, instead of the config's storage.
 
     Raises: ConfigError if the config is not valid, or a tokenizer cannot be read; CacheError if
         there is no index of the config's files.

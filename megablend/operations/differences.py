@@ -15,7 +15,8 @@ from megablend.run.stage import Blend
 from megablend.run.state import State
 
 _TERMS = OLD_KEYS | {"plan": "plan_version"}
-"""The names in configs of keys that are called differently in ledgers, by the key in ledgers."""
+"""The keys that have one name in ledgers and another one in configs: the config's name, by the
+ledger's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

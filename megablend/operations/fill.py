@@ -28,9 +28,8 @@ def fill_mirror(
     is_dry: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Filled:
-    """Let this machine's node process fetch its part of all files of a run: the whole files if
-    there is only one machine, otherwise its share of their pieces. Call this function on each
-    machine.
+    """Make this machine's node process fetch its part of the run's files: all of the files if there
+    is only one machine, otherwise a share of their pieces. Call this function on each machine.
 
     Args:
         cache: cache folder, instead of the config's.

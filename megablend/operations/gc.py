@@ -38,9 +38,9 @@ class GcResult(Record):
     other_files: int
     """Number of removed fragments, document tables and other files."""
     bytes: int
-    """Number of bytes of disk space that everything removed took."""
+    """Total disk space, in bytes, of everything that was removed."""
     token_files: tuple[str, ...] = ()
-    """Paths of the removed files of tokens, which were made from text."""
+    """Paths of the removed token files, which were made from text."""
 
 
 @translating("gc")
@@ -53,19 +53,19 @@ def gc(
 ) -> GcResult:
     """Remove the index snapshots of a cache that no run uses, and files that belong only to them.
 
-    The newest snapshot is kept, and those that runs and Megatron's datasets use.
+    The newest snapshot is kept, and so are the snapshots that runs and Megatron's datasets use.
 
     Args:
         cache: folder or URL of the cache, or a config that names it.
         older_than_days: keep everything that was used within this number of days; set it longer
             than your longest job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
-        tokens: also remove files of tokens that `build` made of a config's text and that none of
-            the kept indexes names; a build makes them again if it needs them. Other caches that
-            share the folder are not considered.
+        tokens: also remove token files that `build` made from text, if no kept index names them. A
+            build makes them again if it needs them. Other caches that share the folder are not
+            considered.
 
     Raises: ConfigError; CacheError if there is no cache, a build is running, or a ledger or an
-        index to keep is damaged.
+        index that must be kept is damaged.
     """
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")

@@ -44,12 +44,12 @@ class _Background:
     def __init__(self) -> None:
         self._waiting = SimpleQueue[str]()
         self._added: set[str] = set()
-        """The modules that were ever added."""
+        """All modules that have been added so far."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, modules: Iterable[str]) -> None:
-        """Let the thread load the kernels of modules, each module once in a process."""
+        """Let the thread load the kernels of modules. Each module is loaded once per process."""
         with self._lock:
             new = [module for module in modules if module not in self._added]
             self._added.update(new)
@@ -75,7 +75,7 @@ class _Background:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Forget the thread, which a child does not have."""
+        """Forget the thread, which does not exist in the child."""
         self._lock = threading.Lock()
         self._thread = None
 

@@ -66,8 +66,8 @@ class StageCommitment(Record):
     plan: str
     """Digest of the run's plan at the stage's end."""
     changes: tuple[dict[str, Any], ...]
-    """Dicts of `what`, `before` and `after`, for the settings that differ from the previous stage.
-    Empty for the first stage."""
+    """The settings that differ from the previous stage, each as a dict with `what`, `before` and
+    `after`. Empty for the first stage."""
     drain: int | None = None
     """Number of samples at the start of the stage that still continue the previous stage; None if
     the ledger does not record it."""
@@ -105,7 +105,7 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
 
 
 def list_runs_of(cache: CacheStore) -> list[RunSummary | DamagedRun]:
-    """Like `list_runs`, for an open cache."""
+    """List the runs of an open cache; see `list_runs`."""
     indices = set(list_snapshots(cache))
     runs = [_list_run(cache, name, indices) for name in run_names(cache)]
     return [run for run in runs if run is not None]
@@ -177,8 +177,8 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
-    """Remove a run permanently, even if its ledger is damaged, with the ledgers that were moved
-    aside when it was reset. Its index is kept until `gc` removes it.
+    """Remove a run permanently, together with the ledgers that were moved aside when it was reset.
+    This also works if the run's ledger is damaged. The index is kept until `gc` removes it.
 
     Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """

@@ -43,18 +43,19 @@ def open_dataset(
             extra columns.
         split: "train", "valid" or "test".
         run: name of the run, if no config is given.
-        stage: for valid and test: the number, counted from 0, of the config's stage whose settings
-            they have; by default, they have the settings of the top level.
+        stage: for valid and test, the number of a stage of the config, counted from 0. The split
+            then has the settings of that stage; by default, it has those of the top level.
         state: a state from `state_dict()`. The index snapshots and the stages that it names are
             opened, and the dataset resumes at its position.
-        consumed_samples: the position at which to resume, instead of a state, in the run as the
-            cache has it now. Only for train: the order of valid and test is not committed.
+        consumed_samples: the position at which to resume, given instead of a state. It applies to
+            the run as it is in the cache now. Only for train, since the order of valid and test is
+            not committed.
         cache: cache folder, instead of the config's `cache`, or its URL.
-        transform: applied to each sample's dict as the final step; its return value replaces the
-            sample, and is collated as torch does. It must be picklable if a loader's workers are
-            spawned.
-        storage: reads files, instead of the config's storage; for example a WrapperStorage around
-            it.
+        transform: a function that is applied to each sample's dict as the last step. Its return
+            value replaces the sample, and is collated in the same way as by torch. It must be
+            picklable if a loader's workers are spawned.
+        storage: the storage that reads files, instead of the config's; for example a WrapperStorage
+            around the config's storage.
 
     Raises: ConfigError, PlanError if config and run disagree; CacheError if the run was not
         built; StateError if the state is not of this run.
@@ -146,7 +147,7 @@ def open_index(
     Args:
         cache: a cache that `build` filled: its folder, or its URL in an object store.
         digest: digest of the index snapshot; by default the newest one.
-        storage: reads files, instead of the default storage.
+        storage: the storage that reads files, instead of the default storage.
 
     Raises: CacheError if there is no such index, or it is damaged.
     """

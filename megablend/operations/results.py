@@ -24,14 +24,14 @@ _LISTED = 20
 
 class Record:
     """Base class of the frozen dataclasses that functions of megablend return. It provides the dict
-    that `--json` prints, and the HTML that notebooks show. Both omit fields whose value is the
-    default, if that is None or an empty tuple."""
+    that `--json` prints, and the HTML that notebooks show. Both leave out a field that has its
+    default value, if this is None or an empty tuple."""
 
     __slots__ = ()
 
     OLD_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Old keys, of release 0.1.0, that the dict also contains; each is mapped to the attribute
-    whose value it shows."""
+    """Keys of release 0.1.0 that the dict still contains, each with the name of the attribute that
+    has its value."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it: dicts, lists, strings and numbers."""
@@ -43,7 +43,7 @@ class Record:
         return field.default is MISSING or getattr(self, field.name) not in (None, ())
 
     def _shown(self) -> dict[str, Any]:
-        """Return the attributes that the dict has, by their names."""
+        """Return the attributes that the dict contains, as a dict from name to value."""
         # Subclasses are dataclasses
         names = [field.name for field in fields(self) if self._has(field)]  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names}

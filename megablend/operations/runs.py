@@ -42,12 +42,12 @@ def open_run(
     """Open the run of a config. Raises: see `megablend.open`.
 
     If the ledger has a companion (a file with the results of compiling) for this config, the run is
-    opened from it. The config is compiled only if there is none, or if the state belongs to another
-    plan than the ledger's.
+    opened from it. The config is compiled only if there is none, or if the state belongs to a plan
+    other than the ledger's.
 
     Args:
         stage: for valid and test: the number of the config's stage whose settings are used.
-        storage: reads files, instead of the config's storage.
+        storage: the storage that reads files, instead of the config's storage.
     """
     check_split(split)
     check_sample(config)
@@ -111,7 +111,7 @@ def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
 def _compile_for_state(
     config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
 ) -> Run:
-    """Compile the plan of a state whose plan is in no ledger."""
+    """Compile the plan of a state. No ledger has this plan."""
     links = state.stages if split == "train" else ()
     compiled = compile_split(
         config, split, _open_for_state(config, split, state, ledger, storage), links=links
@@ -196,8 +196,8 @@ def compile_committed(
 
     Args:
         newest: the snapshot that a stage with `new_data` reads, if it is not committed yet.
-        replaced: the snapshots of committed stages that are not in `ledger`, since they are planned
-            again.
+        replaced: the snapshots of committed stages that are not in `ledger` because these stages
+            are planned again.
         keep: store the computed split ranges in the cache.
         batch: see `request_stages`.
 

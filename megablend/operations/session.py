@@ -50,7 +50,7 @@ class Session:
             what: a config (its path, or the same as a dict), or a cache (its folder or URL).
             cache: cache folder, instead of the config's.
             run: name of a run, instead of the config's.
-            storage: reads files, instead of the config's storage.
+            storage: the storage that reads files, instead of the config's storage.
 
         Raises: ConfigError if two caches are given.
         """

@@ -18,8 +18,8 @@ from megablend.system.safe_open import read_regular
 
 
 def list_references(cache: CacheStore) -> dict[str, Path]:
-    """Return the snapshots that Megatron's datasets use: for each digest, the path of the file that
-    records the use.
+    """Return the snapshots that Megatron's datasets use, as a dict from digest to the path of the
+    file that records the use.
 
     Raises: CacheError if one of these files cannot be read.
     """

@@ -1,5 +1,6 @@
 """Find sources whose documents are probably not the intended ones. If the config does not say what
-a document is, each token of a flat column counts as a document, or each raw file, however large."""
+a document is, each token of a flat column counts as a document, and so does each raw file, however
+large."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
 
 
 def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
-    """Return the error for a source in which each token would be a document."""
+    """Return the error message for a source in which each token would be a document."""
     source = config.all_sources[entry.name]
     files = len(entry.files)
     groups = len(entry.blocks)
@@ -134,7 +135,8 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
 
 
 def _count(config: Config, documents: int) -> str:
-    """Return, as text, a number of documents and how many of them each split would have."""
+    """Return a text with a number of documents, and with the number of them that each split would
+    have."""
     if not _splits(config):
         return f"{documents:,}"
     assert config.split is not None

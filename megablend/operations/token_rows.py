@@ -40,13 +40,13 @@ def find_row(
 def read_rows(
     path: str, entry: SourceEntry, block: int, num_tokens: int, storage: Storage
 ) -> tuple[int, Int64s]:
-    """Return where the rows of a block begin.
+    """Find the positions at which the rows of a block begin.
 
     Args:
         block: number of the block in the file.
-    Returns: the number in the file of the first row that has tokens in the block; and the position
-        in the block at which each such row begins, followed by the block's number of tokens, as
-        int64 [n + 1].
+    Returns: the number of the first row of the file that has tokens in the block; and the positions
+        in the block at which this row and the following ones begin, followed by the block's number
+        of tokens, as int64 [n + 1].
     Raises: see `find_row`.
     """
     index = _index_again(path, entry, num_tokens, storage)
@@ -67,7 +67,8 @@ def _index_again(path: str, entry: SourceEntry, num_tokens: int, storage: Storag
 def _read_rows(
     path: str, entry: SourceEntry, index: FileIndex, block: int, storage: Storage
 ) -> tuple[int, Int64s]:
-    """Do the work of `read_rows` with the index of the file."""
+    """Find the positions at which the rows of a block begin, given the index of the file; see
+    `read_rows`."""
     first_row = int(index.blocks["rows"][:block].sum())
     if index.blocks["flags"][block] & STARTS_MID_DOCUMENT:
         first_row -= 1  # the row began in an earlier block, which counted it

@@ -109,7 +109,7 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
 def _find_changed(
     newest: Snapshot, entry: SourceEntry, listing: SourceSpec, storage: Storage
 ) -> str | None:
-    """Return the path of a file whose content has changed, for a source that was moved to another
+    """Return the path of a file whose content has changed, if the source was moved to another
     folder; None if no compared file has changed, or the source was not moved."""
     if listing.root == entry.root:
         return None

@@ -19,7 +19,7 @@ from megablend.run.run_files import list_late
 
 _MAX_FILES = 200_000
 """Maximum number of files for which the warning about shared files is computed. More files would
-take longer than some tenths of a second."""
+take longer than a few tenths of a second."""
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
@@ -164,7 +164,7 @@ def _warn_of_masks(config: Config) -> list[str]:
 
 def _warn_of_last_share(compiled: Compiled) -> list[str]:
     """Return a warning if the last stage ends before the length that the config gives. This happens
-    if a user takes the shares of stages (their ends) for their lengths."""
+    if a user mistakes the `share` of a stage, which is its end, for its length."""
     stages = compiled.config.stages
     share = stages[-1].share if stages else None
     if share is None or share == 1:
