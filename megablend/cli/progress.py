@@ -83,13 +83,14 @@ class _Lines:
 
 
 def log_line(text: str, stream: TextIO) -> None:
-    """Print a line. If that is not possible, as when the log's disk is full, the work continues."""
+    """Print a line. If this fails, for example because the log's disk is full, the work
+    continues."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)
 
 
 def _write_notice(progress: Progress) -> str:
-    """Return the notice of a Progress that has one instead of numbers."""
+    """Return the text of a Progress that has a notice instead of numbers."""
     if progress.message:
         return printable(f"megablend: {progress.message}")
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")

@@ -80,7 +80,7 @@ class Settings(Model):
     """Folder on each node's local disk for its copy of a `cache` in an object store; if null,
     MEGABLEND_LOCAL_CACHE or a folder in ~/.cache."""
     run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
-    """Name of the run's ledger: the past of a run never changes; another name starts a new run on
+    """Name of the run's ledger. The past of a run never changes; another name starts a new run on
     the same cache."""
     sequence_length: Count
     """Tokens per sample."""
@@ -94,16 +94,17 @@ class Settings(Model):
     on_exhausted: Literal["error", "redistribute"] = "error"
     """What to do if a source's share exceeds its max_epochs or max_tokens: `error` refuses the
     blend; `redistribute` reads the source up to its cap and gives the rest to the other sources, by
-    their weights. Without a cap a source repeats."""
+    their weights. A source without a cap is repeated."""
     temperature: Temperature | None = None
-    """Raise weights to the power 1 / temperature: above 1, small sources get more. Usually with
-    `weight: size`."""
+    """Weights are raised to the power 1 / temperature: above 1, small sources get more. Usually
+    used with `weight: size`."""
     valid_samples: Count | None = None
     """Length of a blended validation split; if absent, validation is one unblended pass."""
     test_samples: Count | None = None
     """Length of a blended test split; if absent, test is one unblended pass."""
     split: Split | None = None
-    """Shares of train, valid and test by document, such as 95,5,0; all train if absent."""
+    """Shares of the documents in train, valid and test, such as 95,5,0. If absent, all are in
+    train."""
     order: OrderName = "block"
     """The arrangement of a source's samples: `block` (shuffled blocks), `document` (shuffled
     documents) or `sequential`."""
@@ -111,8 +112,8 @@ class Settings(Model):
     """The way in which the samples of the sources alternate: a name from
     megablend.blend.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
-    """Number of independent streams (K), comparable to MosaicML's num_canonical_nodes; best a
-    multiple of micro batch x data-parallel size (x loader workers)."""
+    """Number of independent streams (K), comparable to MosaicML's num_canonical_nodes. It should be
+    a multiple of micro batch x data-parallel size (x loader workers)."""
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
     """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
@@ -122,9 +123,9 @@ class Settings(Model):
     """The whole history of train, stage by stage: the end of each stage and its changes; see
     docs/stages.md."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
-    """What to do with samples whose bytes are damaged, as a checksum or decoding shows: `raise` an
-    error, or `mask`, which gives zeros for the damaged block, sets the loss mask of its samples to
-    0 and warns. Files that cannot be read, or were replaced, are always errors."""
+    """What to do with samples whose bytes are damaged, according to a checksum or in decoding:
+    `raise` an error, or `mask`, which gives zeros for the damaged block, sets the loss mask of its
+    samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
     """What to do with folders that cannot be listed, and with dangling symbolic links and files
     without read permission that match the patterns: raise an `error`, or `skip` them; `build` and
@@ -149,8 +150,8 @@ class Settings(Model):
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
     inter_document_masking: bool = False
-    """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; cannot be
-    combined with an attention mask."""
+    """Whether to provide cu_seqlens and max_seqlen, and restart position_ids at each document;
+    cannot be combined with an attention mask."""
     vocab_size: VocabSize | None = None
     """Vocabulary size, or the path of a tokenizer.json that defines it: `check --data` refuses ids
     that are not less than it."""
@@ -169,8 +170,9 @@ class Settings(Model):
     max_bad: Number = Fraction(1, 1000)
     """Share of a source's documents that `on_bad_document: skip` may leave out."""
     max_document: Size | None = None
-    """Longest line (or text of a table) that is read; by default 64 MiB, and 16 MiB for tokenizers
-    that only the `tokenizers` library knows, which needs 117 bytes of memory for each byte."""
+    """Maximum length of a line (or of a text in a table). The default is 64 MiB, or 16 MiB for
+    tokenizers that only the `tokenizers` library knows, since it needs 117 bytes of memory for each
+    byte."""
 
     @model_validator(mode="before")
     @classmethod

@@ -52,24 +52,24 @@ class Share(Model):
 
 
 class Source(Share):
-    """Files read as one dataset, and its share of the blend.
+    """Files that are read as one dataset, and its share of the blend.
 
     A key that cannot change which tokens a sample has belongs in OUTSIDE_REQUEST of
     megablend.config.model; any other key changes Config.request_digest if it is set.
     """
 
     name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
-    """Unique among the sources of a split."""
+    """Name of the source, unique among the sources of a split."""
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     format: Annotated[str, Field(min_length=1)] | None = None
     """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that
-    another package adds. If absent, determined by the suffix of the file names."""
+    another package adds. If absent, it is determined by the suffix of the file names."""
     format_options: dict[str, Option] = {}
     """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only
-    plausible column: see megablend.formats.choose."""
+    plausible column is used; see megablend.formats.choose."""
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
     documents: Documents | None = None

@@ -99,19 +99,20 @@ class StageSettings(_Changes):
     sources: dict[str, StageSource] = Field(default_factory=dict)
     """Sources whose share or limit changes, by name."""
     new_data: bool = False
-    """Whether the stage reads the files as they are now, indexed again; each source finishes its
-    epoch on the previous files."""
+    """Whether the stage reads the current files, which are indexed again. Each source first
+    finishes its epoch on the previous files."""
     withdraw: tuple[str, ...] = ()
     """Sources that are no longer read, and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
-    """How shares change in steps, over the stage, from the shares of the previous stage to those of
-    `sources`; by default they change at once."""
+    """The way in which shares change during the stage, in steps, from those of the previous stage
+    to those of `sources`; by default they change at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
-    """Maximum number of steps of a schedule; fewer if they would be shorter than some cycles."""
+    """Maximum number of steps of a schedule. There are fewer if steps would be shorter than a few
+    cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
-    """The order in which each source begins its next epoch; it finishes its epoch in the order of
-    the previous stage."""
+    """The order of each source from its next epoch on. The current epoch is finished in the order
+    of the previous stage."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     on_exhausted: Literal["error", "redistribute"] | None = None

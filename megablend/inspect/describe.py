@@ -56,9 +56,10 @@ def describe(
         cache: cache folder, instead of the config's `cache`.
         micro_batch_size, data_parallel_size, num_workers: the loaders whose steps, memory and read
             amplification are estimated.
-        num_nodes, mirror_size: the mirrors (docs/mirror.md) whose transfers are estimated: the
-            number of nodes among which the ranks are divided (1 by default), and the bytes of each
-            mirror, such as 2TB (by default the size in the config).
+        num_nodes, mirror_size: the number of nodes among which the ranks are divided (1 by
+            default), and the size of each node's mirror, such as 2TB (by default the size in the
+            config). If either is given, the transfers of the mirrors are estimated; see
+            docs/mirror.md.
         document_lengths: whether to count documents by length, if the index has a table of a
             source's documents.
         storage: the storage that finds and reads files, instead of the config's storage.
@@ -126,8 +127,8 @@ def _check_loaders(
 def _check_mirrors(
     num_nodes: int | None, size: int | str | None, loaders: Loaders | None
 ) -> tuple[int | None, int | None]:
-    """Return the number of nodes whose mirrors are estimated, and the bytes of each; None if neither
-    number is given. Raises: ConfigError."""
+    """Return the number of nodes whose mirrors are estimated, and the size of each mirror in bytes;
+    None if neither number is given. Raises: ConfigError."""
     if num_nodes is None and size is None:
         return None, None
     num_nodes = 1 if num_nodes is None else num_nodes

@@ -90,7 +90,7 @@ def find(
 
     Args:
         what: a config, or a cache's folder; `run` is needed with the latter.
-        file: path of a data file, in any spelling, or the end of the path that was indexed.
+        file: path of a data file, spelled in any way, or the end of the path that was indexed.
         row: number of a row (a document) of the file, counted from 0; by default the whole file.
         batch_size: samples per step, over all ranks; if given, steps are also reported.
         limit: the maximum number of samples to list; epochs after the last of them are not

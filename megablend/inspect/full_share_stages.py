@@ -47,8 +47,8 @@ def write_full_share_stages(compiled: Compiled) -> str | None:
 def _list_changes(
     sources: Sequence[Source], before: Sequence[Fraction], weights: Sequence[Fraction]
 ) -> list[str]:
-    """Return the lines of the key `sources` of a stage, which leaves out the sources whose weight
-    becomes 0; an empty list if there are none."""
+    """Return a list with one line of YAML, the key `sources` of a stage. It gives a share of 0 to
+    the sources whose weight becomes 0; the list is empty if there are none."""
     left_out = [
         source for source, old, new in zip(sources, before, weights, strict=True) if old and not new
     ]

@@ -223,7 +223,7 @@ def _log_report(cache: str, report: BuildReport) -> None:
 
 
 def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
-    """Return the run's ledger as rank 0 finds it; None if the run has no ledger. Called by all
+    """Return the run's ledger, which rank 0 reads; None if the run has no ledger. Called by all
     ranks."""
     return launch.bcast(session.ledger if launch.rank == 0 else None)
 

@@ -38,7 +38,7 @@ class FileTokens(NamedTuple):
     largest: int | None
     """Largest id; None if no token was read."""
     problem: DataError | None
-    """The error about the first token out of range, or the error that made reading fail; None if
+    """The error about the first token out of range, or the error with which reading failed; None if
     there was no error."""
     is_read: bool
     """Whether the whole file could be read."""

@@ -26,7 +26,7 @@ from megablend.run.ledger_file import load_ledger, save_ledger
 from megablend.run.open_store import open_stores
 
 _MAX_RETRIES = 5
-"""Maximum number of times that a commit is repeated because another build committed first."""
+"""Maximum number of times that a commit is tried again because another build committed first."""
 
 
 def commit_run(

@@ -1,5 +1,5 @@
-"""build --dry-run: estimate the requests to object stores that indexing the config's files takes,
-without building anything."""
+"""build --dry-run: estimate the requests to object stores that indexing the config's files would
+take, without building anything."""
 
 from __future__ import annotations
 

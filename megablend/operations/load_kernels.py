@@ -71,7 +71,7 @@ class _Background:
         self.join()
 
     def after_fork_in_parent(self) -> None:
-        """Allow threads to begin again."""
+        """Allow threads to start again."""
         self._lock.release()
 
     def after_fork_in_child(self) -> None:

@@ -212,8 +212,9 @@ def compile_committed(
 def list_indices(
     config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the snapshots that a run reads, in order: the snapshots of its ledger, and those of
-    further stages of the config with `new_data`. The last of these stages reads `newest`.
+    """Return the snapshots that a run reads, in order. These are the snapshots of its ledger,
+    followed by those that further stages of the config with `new_data` read; the last such stage
+    reads `newest`.
 
     Args:
         replaced: snapshots of committed stages that are not in `ledger`; the further stages, except

@@ -60,12 +60,13 @@ def verify(
         cache: folder or URL of the cache, or a config that names it. With a config, the files of
             its run are looked for at the config's paths.
         data: also read every block of every data file, and compare counts and checksums.
-        progress: called as data files are read.
+        progress: called as data files are read (with `data`).
         storage: the storage that reads data files, instead of the config's storage.
         text: number of documents of each text source that are tokenised again, by Hugging Face's
             tokenizers library.
 
-    Raises: CacheError if there is no cache; ConfigError if `text` is given without a config that has text.
+    Raises: CacheError if there is no cache; ConfigError if `text` is given without a config that
+        has text.
     """
     session = Session(cache, storage=storage)
     config = session.config if session.is_config else None
