@@ -319,8 +319,8 @@ class StagesPlan(LocatesMany):
         return tokens
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
-        """Return the number of a source's samples, in the order of their ordinals, that end within
-        its first `tokens` tokens. The `extra` tokens of a sample are part of the sample."""
+        """Return the number of a source's samples that end within its first `tokens` tokens. The
+        `extra` tokens of a sample are part of the sample."""
         count = 0
         for each in self.list_tokens(source):
             inside = (tokens - extra - each.token) // each.step

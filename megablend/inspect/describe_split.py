@@ -175,8 +175,8 @@ def _describe_source(
 
     Args:
         samples, tokens_read: numbers of samples and tokens that the run reads from the source.
-        most_tokens: number of tokens in as many epochs as the source's `max_epochs` allows; None if
-            it has no `max_epochs`.
+        most_tokens: number of tokens in `max_epochs` epochs of the source; None if it has no
+            `max_epochs`.
     """
     run = compiled.run
     source = compiled.sources[number]

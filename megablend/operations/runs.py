@@ -212,9 +212,8 @@ def compile_committed(
 def list_indices(
     config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the snapshots that a run reads, in order. These are the snapshots of its ledger,
-    followed by those that further stages of the config with `new_data` read; the last such stage
-    reads `newest`.
+    """Return the snapshots that a run reads, in order: first the snapshots of its ledger, then one
+    for each further stage of the config that has `new_data`. The last such stage reads `newest`.
 
     Args:
         replaced: snapshots of committed stages that are not in `ledger`; the further stages, except

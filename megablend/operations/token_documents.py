@@ -66,8 +66,8 @@ def _join_names(entries: Sequence[SourceEntry]) -> str:
 
 
 def _list_whole_files(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
-    """Return the sources of large raw files without a token that separates documents, if a split or
-    the order depends on documents."""
+    """Return the sources that have large raw files but no token that separates documents, if a
+    split or the order depends on documents."""
     if not (_splits(config) or config.needs_lengths):
         return []
     entries = []

@@ -210,12 +210,12 @@ def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: in
 def _count_epochs(
     run: Run, num_samples: int, reads: PageReads, sent: dict[str, Int64s], one_in: int
 ) -> Iterator[MirrorEpoch]:
-    """Yield the data that all nodes transfer in each epoch, extrapolated from the simulated
-    portions, one in `one_in`.
+    """Yield the data that all nodes transfer in each epoch. Only one in `one_in` portions of the
+    data was simulated, so the counts are multiplied by `one_in`.
 
     Args:
-        sent: for each read, how often its page is sent from the source, over the network, and from
-            a disk: int64 [n] each.
+        sent: for each read, the number of times that its page is sent from the source, over the
+            network, and from a disk: int64 [n] each.
     """
     epoch_samples = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
     # Pages of the same portion that a step reads are requested together

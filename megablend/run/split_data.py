@@ -148,7 +148,7 @@ def find_sources(
     Args:
         sources: all sources that the run has had.
         is_listed: whether each split has its own list of sources.
-        shares: fractions of the documents that train, valid and test have.
+        shares: the fractions of the documents that belong to train, valid and test.
     """
     names = [f"{split}/{source.name}" if is_listed else source.name for source in sources]
     column = 0 if is_listed else SPLITS.index(split)

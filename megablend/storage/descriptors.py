@@ -70,8 +70,8 @@ class _Descriptor:
 
 
 class DescriptorPool:
-    """A pool of read-only descriptors by path and file, which closes the least recently used
-    descriptors first.
+    """A pool of read-only file descriptors, which closes the least recently used descriptors
+    first.
 
     Args:
         capacity: the maximum number of descriptors that are kept open.

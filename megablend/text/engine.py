@@ -136,8 +136,8 @@ class GigatokenEngine(Engine):
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of each text, without special tokens before or after the text.
 
-        A larger cache of words is faster. So a gigatoken that cannot limit its cache is loaded
-        again only when the process has grown too much.
+        A larger cache of words makes it faster. So if this version of gigatoken cannot limit its
+        cache, gigatoken is loaded again, but only when the process has grown too much.
         """
         if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
             self.renew()

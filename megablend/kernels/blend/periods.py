@@ -203,8 +203,8 @@ def enter_period(
     periods: Int64s,
     parts: Int64s,
 ) -> int:
-    """Make the period available that contains an epoch's ordinals in cycle `cycle`. The epoch has
-    the ordinals [epoch_first, epoch_stop).
+    """Make a period available: the one that contains the ordinals of an epoch, [epoch_first,
+    epoch_stop), in a cycle.
 
     Two periods of each leaf are kept, since two epochs may alternate within a cycle. If this period
     is not kept yet, row `rank` of periods, int64 [2, num_leaves, PERIOD_FIELDS], and of parts,

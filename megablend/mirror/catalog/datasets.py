@@ -198,7 +198,7 @@ class Datasets:
         nodes: Sequence[str] = (),
         copies: int = 0,
     ) -> dict[str, Any]:
-        """Add a want of a dataset. The arguments are described in `Want`."""
+        """Record that a dataset is wanted. The arguments are described in `Want`."""
         dataset, revision = self.catalog.find(target)
         latest = self.catalog.find_dataset(dataset)[-1]
         if pin and revision is None:

@@ -50,7 +50,7 @@ def check_writable(path: Path) -> None:
 
 
 class DiskCalls(NamedTuple):
-    """The system calls of an owner. Each of them raises OSError if it fails."""
+    """The system calls of the process that owns a mirror. Each raises OSError if it fails."""
 
     write: Callable[[int, memoryview, int], None] = write_all
     """Writes data to a file. Arguments: descriptor, data, offset."""

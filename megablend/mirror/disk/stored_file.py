@@ -285,8 +285,8 @@ def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | Non
 
 
 def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: DiskCalls) -> None:
-    """Write a mirrored file under 64 KiB atomically. Raises: OSError; DataError if the temporary
-    file cannot be created."""
+    """Atomically write a mirrored file that is smaller than 64 KiB. Raises: OSError; DataError if
+    the temporary file cannot be created."""
     metadata = key.pack()
     content = b"".join((data, metadata, _MAGIC, struct.pack("<I", len(metadata))))
     content += struct.pack("<I", zlib.crc32(content))

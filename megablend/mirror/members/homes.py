@@ -73,14 +73,15 @@ class Homes:
         return [self._names[place] for place in places.tolist()]
 
     def order(self, digest: str, pieces: Int64s | Uint32s, count: int) -> Int64s:
-        """Return the first nodes in the order of each of the given pieces of a file.
+        """Return the nodes that are to hold each of the given pieces of a file.
 
         Args:
             digest: the digest of the file, a hex string.
             pieces: the numbers of the pieces (integers [n]).
             count: the number of nodes to return for each piece, or all nodes if there are fewer.
 
-        Returns: indices into the list of nodes, the first home first (int64 [n, count]).
+        Returns: indices into the list of nodes, in order of preference, so that the first of each
+            piece is its home (int64 [n, count]).
         """
         ids = np.full(len(pieces), int(digest[:16], 16), np.uint64)
         return self._order(ids, pieces, count)

@@ -70,7 +70,7 @@ class Want(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """The number of fetched bytes that came from the source, and from other nodes."""
+    """The numbers of bytes that were fetched from the source and from other nodes."""
 
     source: int = 0
     peers: int = 0

@@ -93,8 +93,8 @@ def tokens_of(
 ) -> tuple[list[pa.Buffer | Array], Int64s]:
     """Decode the values of pages to tokens of type `dtype`.
 
-    Returns: for each page the owner of the memory of its tokens, which has no bytes of other pages;
-        and the addresses of its tokens, int64 [n].
+    Returns: for each page, the buffer or array that holds its tokens and nothing of other pages;
+        and the addresses of the tokens, int64 [n].
     Raises: CorruptFileError if values are damaged; UnsupportedFileError if an encoding is not
         supported.
     """
