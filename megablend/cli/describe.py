@@ -349,7 +349,7 @@ def _print_estimates(found: RunDescription) -> None:
         print_line(f"memory of a rank: at least {needed} of the {limit} that `memory` allows")
     if found.most_lanes is not None:
         print_line(
-            f"lanes: {found.lanes:,}; at most {found.most_lanes:,} fit into `memory` with these loaders"
+            f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders, `memory` and the run's length"
         )
     if found.fitting_unit is not None:
         print_fitting(found.fitting_unit)

@@ -140,7 +140,7 @@ def overtaken(store: CacheStore, run: str) -> OvertakenError:
     """Return the error for a run that another process has changed since its ledger was loaded."""
     return OvertakenError(
         f"{store.describe_record(RUNS, run)}: another process changed run {run!r} in the meantime; "
-        "repeat the command"
+        "run the command again"
     )
 
 

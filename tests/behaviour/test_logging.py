@@ -84,7 +84,7 @@ def test_evictions_are_logged_for_debugging(
     caplog.set_level(logging.DEBUG, "megablend")
     cache.resize(0)
     (line,) = caplog.messages
-    assert line.startswith(f"{store.snapshot.folder}: evicted 4 blocks of ")
+    assert line.startswith(f"{store.snapshot.folder}: evicted 4 blocks (")
     assert np.array_equal(cache.get([0])[0].tokens, store.read([0])[0].tokens)
 
 

@@ -162,7 +162,7 @@ def test_masks_may_change_between_stages(tmp_path: Path) -> None:
     assert ["cu_seqlens" in batch for batch in batches] == [False] * 10 + [True] * 10
     with pytest.raises(
         megablend.ConfigError,
-        match=r"change at sample 80, .* the nearest end of a step, sample 84, or use",
+        match=r"change at sample 80, .* the nearest end of a step, sample 84, or choose",
     ):
         iter(megablend.Loader(dataset, micro_batch_size=12))
     megablend.Loader(

@@ -117,7 +117,7 @@ def test_a_rename_loses_nothing_of_what_another_node_does_meanwhile(
         return copy_skips(*arguments)
 
     monkeypatch.setattr(manage_runs, "copy_skips", copy_after_the_change)
-    with pytest.raises(OvertakenError, match=r"in the meantime; repeat the command$"):
+    with pytest.raises(OvertakenError, match=r"in the meantime; run the command again$"):
         megablend.rename_run(config, "demo", "other")
     assert found == [each for each in _skipped(remote).items() if each in found]
     if change in ("extend", "skip"):
@@ -232,7 +232,7 @@ def test_an_error_of_a_nodes_disk_names_the_setting_and_is_no_damage(
     (folder,) = (tmp_path / "node").glob("*/generations")
     dataset = megablend.open(config)
     shutil.rmtree(folder)
-    with pytest.raises(megablend.CacheError, match=r"start the job again, .* to `local_cache`"):
+    with pytest.raises(megablend.CacheError, match=r"run the job again, .* to `local_cache`"):
         read_samples(dataset)
     folder.write_text("not a folder")
     says = rf"{folder}/.*: cannot write the cache \(.*use another folder \(`local_cache`"

@@ -92,4 +92,4 @@ def test_other_files_are_replaced(tmp_path: Path, config: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(config: Path) -> None:
     code, said = describe(config, Path("/proc/page.html"))
     assert code == 3
-    assert re.search(r"/proc/\S+: cannot write the page \(.*\): ", said)
+    assert re.search(r"/proc/\S+: cannot write the page \(.*\); ", said)

@@ -275,7 +275,7 @@ def test_what_another_process_made_of_the_run_meanwhile_stays(
         return hold(store, **options)
 
     monkeypatch.setattr(LocalCacheStore, "hold", hold_after_the_change)
-    says = "another process changed run 'demo' in the meantime; repeat the command$"
+    says = "another process changed run 'demo' in the meantime; run the command again$"
     with pytest.raises(OvertakenError, match=says):
         commands[command]()
     assert [megablend.list_runs(config)] == found

@@ -143,7 +143,9 @@ def test_lines_and_prometheus_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["megablend_read_bytes", None] == stats["reads"]["bytes"]
     for source in stats["sources"]:
         assert found["megablend_source_tokens", source["name"]] == source["tokens"]
-    with pytest.raises(CacheError, match=r"cannot write the figures \(Is a directory\): give the "):
+    with pytest.raises(
+        CacheError, match=r"cannot write the statistics \(Is a directory\); specify the "
+    ):
         write_prometheus(stats, tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'megablend\[prometheus\]'"):

@@ -181,7 +181,7 @@ def test_a_sampler_is_not_split_twice(config: dict[str, Any], around: Any) -> No
     sampler.consumed_samples = 0
     with pytest.raises(
         megablend.ConfigError,
-        match=r"splits .* among 2 processes.* 1 of 2 would be dropped; use megablend.Loader",
+        match=r"splits .* among 2 processes.* 1 of 2 batches would be dropped; use megablend.Loader",
     ):
         next(iter(BatchSamplerShard(around(sampler), 2)))
 

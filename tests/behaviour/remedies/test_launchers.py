@@ -142,7 +142,7 @@ def test_a_loader_in_a_job_of_two(ranks: list[dict[str, Any]]) -> None:
 def test_accelerate_that_would_drop_half(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert (
-            "1 of 2 would be dropped; use megablend.Loader, which accelerate leaves unchanged, or do not pass"
+            "1 of 2 batches would be dropped; use megablend.Loader, which accelerate leaves unchanged, or do not pass"
             in (found["prepared sampler"])
         )
         reads_its_part(found, "prepared loader")  # "use megablend.Loader"

@@ -376,7 +376,7 @@ AZURE = [
     (
         {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1\n"},
         "az://{}/x",
-        "AZURE_STORAGE_ACCOUNT_NAME: found a line break or another control character\nset it without",
+        "AZURE_STORAGE_ACCOUNT_NAME: found a line break or another control character\nremove it from the value",
         [({}, {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1"})],
     ),
     (

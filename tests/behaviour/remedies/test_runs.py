@@ -337,7 +337,7 @@ test_runs = table(
           "pass data_parallel_rank= and data_parallel_size=, or data_parallel_group=", (),
           fails=load(), works=load(data_parallel_rank=1, data_parallel_size=2)),
     fault("an amendment during another one", amended_during,
-          r"another process changed run 'default' in the meantime; repeat the command$", (),
+          r"another process changed run 'default' in the meantime; run the command again$", (),
           fails="amend CONFIG --at 40"),
     fault("a run that is removed while it is shown", removed_during, r"was just removed .*; choose another run$",
           (),
