@@ -85,7 +85,7 @@ def kill_one_build(folder: Path, config: Path, ranks: int, chosen: random.Random
     if not victims:
         return ""
     if what == "worker" and process.returncode:
-        assert b"the process that was tokenising this file ended (signal 9)" in said
+        assert b"the process that was tokenising this file exited (signal 9)" in said
     return what
 
 
