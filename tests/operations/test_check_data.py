@@ -209,7 +209,7 @@ def test_what_is_no_tokenizer(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(
         ConfigError,
-        match=r"vocab_size: .*t\.json: not a tokenizer\.json .* give the number of token ids instead",
+        match=r"vocab_size: .*t\.json: is not a tokenizer\.json .* give the number of token ids instead",
     ):
         read_vocab_size(str(tmp_path / "t.json"))
     with pytest.raises(ConfigError, match="cannot read the tokenizer: No such file"):

@@ -135,7 +135,7 @@ def test_what_a_loader_asks_for_when_it_opens_is_what_reading_demands(
             megablend.Loader(Dataset(with_memory(run, 1)), **loader)
         figure = asked(refused.value)
         least = demanded(run, sizes, micro_batch_size, 2 * figure)
-        if "lanes take" not in str(refused.value):
+        if " lanes: " not in str(refused.value):
             assert least <= figure <= least * 1.1 + 103  # rounded up to a tenth
         else:
             assert least <= figure

@@ -125,7 +125,7 @@ def test_a_named_folder_that_does_not_serve_is_said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     with pytest.warns(
         RuntimeWarning,
-        match=rf"MEGABLEND_KERNEL_CACHE={tmp_path}/open: other users can write to .*open",
+        match=rf"MEGABLEND_KERNEL_CACHE={tmp_path}/open is not used: other users can write to .*open",
     ):
         folder = private_kernel_folder(Path("node"))
     assert folder == tmp_path / "xdg" / "megablend" / "private-kernels" / "node"

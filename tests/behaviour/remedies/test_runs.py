@@ -354,7 +354,7 @@ test_runs = table(
                             ("[]", r"state\.json: found list, expected a state from `loader\.state_dict\(\)`, saved as JSON$"))),
     fault("a stage shorter than its lanes",
           {"samples": None, "tokens": 8 * 640, "run": "lanes", "lanes": 16, "stages": [{"tokens": 8 * 15}, {"lanes": 8}]},
-          "it has 15 samples, fewer than its (16) lanes; let the stage end later, or lower `lanes`",
+          "has 15 samples, fewer than its (16) lanes; let the stage end later, or lower `lanes`",
           {"stages": [{"tokens": 8 * 16}, {"lanes": 8}]}, {"lanes": 8}, fails=Run.build),
 )
 # fmt: on

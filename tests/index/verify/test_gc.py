@@ -189,7 +189,9 @@ def test_it_refuses_at_once_while_a_build_runs(
     monkeypatch.setattr("megablend.system.build_lock.WAIT_SECONDS", 1e9)
     with (
         build_lock(cache),
-        pytest.raises(CacheError, match=r"another build holds the cache \(host .*wait for it"),
+        pytest.raises(
+            CacheError, match=r"another build holds the cache \(host .*wait for that build"
+        ),
     ):
         gc(cache)
     assert len(list_snapshots(cache)) == 3

@@ -115,5 +115,5 @@ def test_documents_that_do_not_reach_all_samples_are_an_error() -> None:
     dataset = SmallDataset(
         np.array([3, 4], np.int32), 0, 2, 3, None, keep_tail=False, documents=0, rows=2, samples=10
     )
-    with pytest.raises(PlanError, match=r"contain 1 samples; expected 3"):
+    with pytest.raises(PlanError, match=r"enough for 1 samples, but 3 were planned"):
         fill_small_datasets([dataset], np.empty(13, np.int32), seed=1, length=4, extra=1)
