@@ -7,13 +7,12 @@ numba's contexts and its runtime define (kernels do not hash strings; the secret
 elsewhere), and to Environments, which hold the objects that it uses. If loading fails here, as with
 another version of numba, numba's own loading takes over.
 
-numba neither flushes nor checks its files. So each file ends with a digest, and a file that is damaged, as after a
-power failure, is ignored and its kernel compiled again.
+numba neither flushes nor checks its files. So each file ends with a digest. A file that is damaged,
+for instance by a power failure, is ignored, and its kernel is compiled again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 import sys
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from numba.core import caching, compiler_lock, environment, runtime
+
+from megablend.system.digest import DIGEST_BYTES, hex_digest
 
 _caching: Any = caching
 _lock: Any = compiler_lock.global_compiler_lock
@@ -54,16 +55,10 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-_DIGEST_BYTES = 16
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
-
-
 def _is_whole(data: bytes) -> bool:
-    """Return whether data ends with its digest."""
-    return data[-_DIGEST_BYTES:] == _digest(data[:-_DIGEST_BYTES])
+    """Return whether data ends with its hexadecimal digest."""
+    end = -2 * DIGEST_BYTES
+    return data[end:] == hex_digest(data[:end]).encode()
 
 
 class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]
@@ -72,13 +67,13 @@ class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]
     def save(self, key: Any, data: Any) -> None:
         """Save machine code in a file named by its key. numba numbers the files, so that an index
         which was begun anew could name a file of other argument types."""
-        name = self._data_name(int.from_bytes(_digest(repr(key).encode())[:6], "big"))
+        name = self._data_name(int(hex_digest(repr(key), size=6), 16))
         self._save_data(name, data)
         self._save_index(self._load_index() | {key: name})
 
     def _dump(self, obj: Any) -> bytes:
         data: bytes = super()._dump(obj)
-        return data + _digest(data)  # which unpickling ignores
+        return data + hex_digest(data).encode()  # which unpickling ignores
 
     def _load_index(self) -> dict[Any, str]:
         """Return the names of files by key; none if the index is damaged."""

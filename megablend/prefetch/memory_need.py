@@ -3,8 +3,8 @@
 
 A process needs room for the blocks that its lanes are currently in, so that no block is read twice.
 It also needs room for the blocks of each of its steps, since `windows` refuses a step that does not
-fit. If there are many steps, only a sample is examined: first those at the start and, if `memory`
-is not plentiful for them, others throughout the run.
+fit. If there are many steps, only some of them are examined, spread evenly over the run: a few
+first, and more of them if `memory` is not plentiful for these.
 """
 
 from __future__ import annotations
