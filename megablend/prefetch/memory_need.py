@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megablend.arrays import Int64s, running_totals
+from megablend.arrays import Int64s
 from megablend.blend.interleavings.lanes import MAX_LANES
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_sizes import SHARES
@@ -211,13 +211,7 @@ def _find_needs(
             lane_bytes = count_lane_bytes(view, num_lanes)
         for start, stop in _list_parts(section, skips, first):
             # Any step of the part: which of them this process takes is not known
-            steps = StepSequence(
-                first=start,
-                micro_batch_size=micro_batch_size,
-                stride=micro_batch_size,
-                stop=stop,
-            )
-            step_need, step = _find_largest_step(view, steps, num_samples)
+            step_need, step = _find_largest_step(view, start, stop, micro_batch_size, num_samples)
             needs.append(
                 _PartNeed(
                     run=view,
@@ -245,8 +239,10 @@ def _list_parts(section: Section, skips: Skips, first: int) -> list[tuple[int, i
     return parts
 
 
-def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[BlockNeed, Int64s]:
-    """Find the step that needs the most memory.
+def _find_largest_step(
+    run: Run, start: int, stop: int, micro_batch_size: int, num_samples: int
+) -> tuple[BlockNeed, Int64s]:
+    """Find the step that needs the most memory among consecutive steps of samples [start, stop).
 
     Args:
         num_samples: approximate maximum number of samples to examine. If there are more, only
@@ -255,23 +251,24 @@ def _find_largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple
     Returns: the most memory that any examined step needs; and the samples of the step that needs
         the largest share of a budget, int64 [...].
     """
-    num_steps = -(-(steps.stop - steps.first) // steps.stride)
+    step_size = min(micro_batch_size, stop - start)
+    num_steps = -(-(stop - start) // step_size)
     length = num_steps
-    firsts = [0]
-    if num_steps * steps.stride > num_samples:
-        length = -(-num_samples // _NUM_STRETCHES // steps.stride)
+    firsts = np.zeros(1, np.int64)
+    if stop - start > num_samples:
+        length = -(-num_samples // _NUM_STRETCHES // step_size)
         last = num_steps - length
-        firsts = [i * last // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)]
-    stretches_at_once = max(1, FIRST_SAMPLES // (length * steps.micro_batch_size))
+        firsts = np.array([i * last // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)])
+    stretches_at_once = max(1, FIRST_SAMPLES // (length * step_size))
     most = BlockNeed(0, 0)
     largest = np.zeros(0, np.int64)
     largest_share = 0.0
     for number in range(0, len(firsts), stretches_at_once):
-        stretches = [
-            steps.samples(first, length) for first in firsts[number : number + stretches_at_once]
-        ]
-        samples = np.concatenate([numbers for numbers, _ in stretches])
-        offsets = running_totals(np.concatenate([np.diff(begins) for _, begins in stretches]))
+        begins = start + firsts[number : number + stretches_at_once] * step_size
+        samples = np.add.outer(begins, np.arange(length * step_size)).ravel()
+        offsets = np.arange(0, len(samples) + 1, step_size)
+        samples = samples[samples < stop]  # the last step of all may be shorter
+        offsets[-1] = len(samples)
         blocks, with_reading = step_needs(run, locate_steps(run, samples, offsets))
         block_shares = blocks / SHARES["blocks"]
         reading_shares = with_reading / (SHARES["blocks"] + SHARES["reads"])

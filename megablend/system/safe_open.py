@@ -49,7 +49,7 @@ def read_regular(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
             raise OSError(
                 errno.EFBIG, f"it has {size:,} bytes, expected at most {max_bytes:,}", str(path)
             )
-        return file.read(max_bytes)
+        return file.read(size)  # memory for `max_bytes` would be reserved first
 
 
 def open_again(path: Path | str, flags: int) -> int:

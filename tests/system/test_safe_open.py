@@ -1,13 +1,15 @@
-"""The size of a file that may not exist: what `Path.is_file` and `Path.stat` say."""
+"""Files are read with no more memory than they need; the size of a file that may not exist is what
+`Path.is_file` and `Path.stat` say."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from megablend.system.safe_open import get_file_size
+from megablend.system.safe_open import get_file_size, read_regular
 
 
 def test_only_regular_files_have_a_size(tmp_path: Path) -> None:
@@ -38,3 +40,21 @@ def test_only_regular_files_have_a_size(tmp_path: Path) -> None:
 def test_other_errors_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File name too long"):
         get_file_size(f"{tmp_path}/{'x' * 300}")
+
+
+def test_a_small_file_is_read_where_memory_is_limited(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+    try:
+        assert read_regular(tmp_path / "file") == b"123"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_file_above_the_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    assert read_regular(tmp_path / "file", 3) == b"123"
+    with pytest.raises(OSError, match="it has 3 bytes, expected at most 2"):
+        read_regular(tmp_path / "file", 2)
