@@ -8,7 +8,7 @@ with the data. Inodes are not compared: some file systems (FUSE) make new ones f
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from megablend.errors import ChangedFileError, MissingFileError
@@ -63,6 +63,19 @@ def check_pair(prefix: str, before: PairState) -> None:
                 path, "is missing, but existed when this job built its datasets: restore the file"
             )
         raise _changed(path, expected, now.size)
+
+
+def check_etags(prefix: str, before: Sequence[str | None], now: Sequence[str | None]) -> None:
+    """Check that the etags of the files of a pair are still the earlier ones: the lengths of its
+    documents may have been read again, from other files, by another job. Raises:
+    ChangedFileError."""
+    for suffix, expected, found in zip(_SUFFIXES, before, now, strict=True):
+        if found != expected:
+            raise ChangedFileError(
+                prefix + suffix,
+                "was replaced after this job began to build its datasets, and another job has built the cache from the "
+                "new file: restart the job",
+            )
 
 
 def check_open_size(path: str, descriptor: int, before: FileState | None) -> None:

@@ -50,9 +50,11 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
     Raises: CacheError if the catalog is missing or damaged.
     """
     try:
+        # Before the lengths: if another job writes both just now, the etags are the older ones, and
+        # reading a pair finds the other etags
+        entries = parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
         # A kernel is called faster with a plain array than with a memmap
-        lengths = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))
-        return lengths, parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r")), entries
     except (OSError, ValueError) as error:
         raise CacheError(
             f"{path}: the lengths of the .idx files are missing or damaged ({error}); open the datasets through "

@@ -52,6 +52,7 @@ from megablend.megatron.plugin.config import (
 from megablend.megatron.plugin.dataset import (
     BlendedDataset,
     MegablendGPTDataset,
+    catalog_entries,
     check_sequence_counts,
     make_dataset_storage,
 )
@@ -361,10 +362,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         ):
             return None
         datasets = []
+        entries = catalog_entries(self.config) if self._is_our_class else {}
         for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
             path = self._path(prefix)
             of_prefix: list[Any] = []
-            opener = PrefixOpener(self.cls, self.config, path, split, self._marker.pairs.get(path))
+            files = self._marker.pairs.get(path)
+            etags = entries[path]["etags"] if path in entries else None
+            opener = PrefixOpener(self.cls, self.config, path, split, files, etags)
             for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
                 samples = self._marker.num_samples.get((path, number, size))
                 if first[number] is None:

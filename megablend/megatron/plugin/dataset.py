@@ -285,6 +285,15 @@ def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     )
 
 
+def catalog_entries(config: Any) -> dict[str, dict[str, Any]]:
+    """Return the catalog's entries of the pairs of a config, by prefix. Raises: CacheError if the
+    catalog is missing or damaged."""
+    from megablend.megatron.cache_builder.catalog import catalog_path, open_catalog
+
+    prefixes = pairs_of(config)
+    return open_catalog(catalog_path(cache_of(config), prefixes))[1] if prefixes else {}
+
+
 def check_sequence_counts(config: Any) -> None:
     """Check that the setting `sequences_per_dataset` agrees with the `.idx` files. Megatron's class
     takes the number of sequences of each file from this setting; MegablendGPTDataset reads the
@@ -292,15 +301,11 @@ def check_sequence_counts(config: Any) -> None:
 
     Raises: ConfigError; CacheError if the pairs' catalog is missing or damaged.
     """
-    from megablend.megatron.cache_builder.catalog import catalog_path, open_catalog
-
     given = getattr(config, "sequences_per_dataset", None)
-    prefixes = pairs_of(config)
-    if not given or not prefixes:
+    if not given:
         return
-    _, entries = open_catalog(catalog_path(cache_of(config), prefixes))
-    for prefix in prefixes:
-        found = entries[prefix]["sequences"]
+    for prefix, entry in catalog_entries(config).items():
+        found = entry["sequences"]
         counts = given.get(prefix)
         if counts is None or counts[0] != found:
             expected = "does not list it" if counts is None else f"says {counts[0]:,}"

@@ -10,7 +10,7 @@ instance of its class.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from megablend.megatron.pair_files import PairState, check_pair
+from megablend.megatron.pair_files import PairState, check_etags, check_pair
 from megablend.system.after_fork import ProcessLock
 
 Open = Callable[[], Any]
@@ -91,20 +91,29 @@ class PrefixOpener:
         split: the split matrix.
         files: the states of the pair's files when the cache was compared with them; None if the
             dataset is not read from a pair.
+        etags: the etags of the pair's files in the catalog of the job; None if it has no catalog.
     """
 
     def __init__(
-        self, cls: type[Any], config: Any, path: str, split: Any, files: PairState | None = None
+        self,
+        cls: type[Any],
+        config: Any,
+        path: str,
+        split: Any,
+        files: PairState | None = None,
+        etags: Sequence[str | None] | None = None,
     ) -> None:
         self._cls = cls
         self._config = config
         self._path = path
         self._split = split
         self._files = files
+        self._etags = etags
         self._documents: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PrefixOpener, (self._cls, self._config, self._path, self._split, self._files)
+        own = (self._cls, self._config, self._path, self._split, self._files, self._etags)
+        return PrefixOpener, own
 
     def dataset(self, kind: Any, num_samples: int | None) -> Any:
         """Open the dataset of a split.
@@ -116,6 +125,8 @@ class PrefixOpener:
             self._check()
             documents = self._cls.build_low_level_dataset(self._path, self._config)
             self._check()  # again: the files may have changed just before they were opened
+            if self._etags is not None:
+                check_etags(self._path, self._etags, documents.etags)
             self._documents = documents
         count = float(self._cls.numel_low_level_dataset(self._documents))
         begin, end = (round(edge * count) for edge in self._split[kind.value])

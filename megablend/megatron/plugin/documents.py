@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table, table_path
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
-from megablend.megatron.pair_files import PairState, check_open_size, look_at_pair
+from megablend.megatron.pair_files import PairState, check_etags, check_open_size, look_at_pair
 from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
@@ -163,16 +163,23 @@ class PairDocuments(Documents):
     """
 
     def __init__(
-        self, prefix: str, catalog: Path, storage: Storage, files: PairState | None = None
+        self,
+        prefix: str,
+        catalog: Path,
+        storage: Storage,
+        files: PairState | None = None,
+        etags: Sequence[str | None] | None = None,
     ) -> None:
         lengths, entries = open_catalog(catalog)
         entry = entries[prefix]
+        if etags is not None:
+            check_etags(prefix, etags, entry["etags"])
         self.path_prefix = prefix
         self.sequence_lengths = lengths[entry["first"] :][: entry["sequences"]]
         self.dtype = np.dtype(entry["dtype"]).newbyteorder("<")
         self.storage = storage
         self._catalog = catalog
-        self._etag, self._data_etag = entry["etags"]
+        self.etags = self._etag, self._data_etag = tuple(entry["etags"])
         """The etags of the `.idx` and the `.bin` when the lengths were read."""
         self._checked = False
         self._files = look_at_pair(prefix) if files is None else files
@@ -279,7 +286,13 @@ class PairDocuments(Documents):
         self._checked = True
 
     def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
-        return PairDocuments, (self.path_prefix, self._catalog, self.storage, self._files)
+        return PairDocuments, (
+            self.path_prefix,
+            self._catalog,
+            self.storage,
+            self._files,
+            self.etags,
+        )
 
 
 class TableDocuments(Documents):

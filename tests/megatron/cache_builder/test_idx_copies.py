@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -175,12 +176,17 @@ def test_an_object_that_was_replaced_since_the_build_is_refused_and_the_next_job
 
         put(draw_documents(0))
         dataset = build()
+        in_worker = pickle.dumps(dataset)
         again = [[token + 1 for token in document] for document in draw_documents(0)]
         put(again)
         with pytest.raises(ChangedFileError, match=r"pair\.bin: was replaced after this job began"):
             [dataset[k] for k in range(40)]
         expected = {token for each in (*again, *draw_documents(0)) for token in each}
         replaced = build()
+        # Which has written the catalog again
+        for running in (dataset, pickle.loads(in_worker)):
+            with pytest.raises(ChangedFileError, match=r"pair\.bin: was replaced after this job"):
+                [running[k] for k in range(40)]
         assert {t for k in range(40) for t in replaced[k]["tokens"].tolist()} <= expected
         put(draw_documents(1))
         other = build()

@@ -445,3 +445,20 @@ def test_a_table_without_a_checksum_is_removed_as_its_message_says(tmp_path: Pat
     Path(str(caught.value).partition(":")[0]).unlink()
     build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("suffix", ["idx", "bin"])
+def test_a_job_does_not_read_what_another_job_made_of_a_replaced_file(
+    tmp_path: Path, suffix: str
+) -> None:
+    """The sizes of the files are as before; a worker that starts opens them by their names."""
+    in_worker = pickle.dumps(open_documents(tmp_path, "megatron"))
+    assert pickle.loads(in_worker).get(5).tolist() == DOCUMENTS[5]
+    word = str(tmp_path / "megatron" / "pair")
+    others = [*DOCUMENTS[1:], DOCUMENTS[0]] if suffix == "idx" else DOCUMENTS
+    write_word(
+        tmp_path / "megatron", "megatron", [[token + 1 for token in each] for each in others]
+    )
+    build_catalog(str(tmp_path / "cache"), [word], launch=SingleProcess(), storage=STORAGE)
+    with pytest.raises(ChangedFileError, match=r"pair\.\w+: was replaced after this job .*restart"):
+        pickle.loads(in_worker).get(5)
