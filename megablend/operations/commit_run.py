@@ -24,6 +24,7 @@ from megablend.run.commit import compile_others, keep_companion, precompute_orde
 from megablend.run.compile import compile_split
 from megablend.run.ledger_file import load_ledger, save_ledger
 from megablend.run.open_store import open_stores
+from megablend.run.skips import forget_moved
 
 _MAX_RETRIES = 5
 """Maximum number of times that a commit is tried again because another build committed first."""
@@ -61,6 +62,8 @@ def _commit_once(
     publish_splits(config, store)
     committed = dataclasses.replace(compiled.ledger, request=config.request_digest)
     if ledger is None or (committed, committed.request) != (ledger, ledger.request):
+        if ledger is None:
+            forget_moved(session.cache, session.run)
         save_ledger(config.cache_store, committed, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
     problems: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ from megablend.run.ledger_file import (
     run_names,
     save_ledger,
 )
-from megablend.run.skips import copy_skips, forget_skips, load_skips
+from megablend.run.skips import copy_skips, forget_skips, load_skips, mark_moved
 from megablend.storage.location import find_scheme
 from megablend.system.atomic_write import translate_os_errors
 
@@ -154,6 +154,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
             # Skips are written before the ledger, so that a run of the new name always has them
             skips = copy_skips(store, ledger, new)
             save_ledger(cache, renamed, skips=skips)
+        mark_moved(store, run)
         # Not what another process has made of the run in a cache without locks
         store.remove_record(RUNS, run, record)
         forget_skips(store, run)

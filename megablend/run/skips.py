@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megablend.caches.base import SKIPS, CacheStore, Record
+from megablend.caches.base import SKIPS, CacheStore, OvertakenError, Record
 from megablend.errors import CacheError
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import count_skips, load_ledger, overtaken, save_ledger
@@ -128,7 +128,13 @@ def save_skip(cache: CacheStore, ledger: Ledger, start: int, stop: int) -> None:
     if (start, stop, plan) not in entries:
         entries = [*entries, (start, stop, plan)]
     _write(cache, ledger.run, entries, record)
-    save_ledger(cache, ledger, replaces=present, skips=len(entries))
+    try:
+        save_ledger(cache, ledger, replaces=present, skips=len(entries))
+    except OvertakenError:
+        # In a cache without locks, another process may have counted this range with its own
+        stored = _read(cache, ledger.run)[0]
+        if (start, stop, plan) not in stored or len(stored) != _load_same(cache, ledger).skips:
+            raise
 
 
 def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
@@ -149,6 +155,22 @@ def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
     elif record is not None:
         cache.remove_record(SKIPS, new)
     return len(entries)
+
+
+def mark_moved(cache: CacheStore, run: str) -> None:
+    """Mark the skips of a run that is being renamed, just before its ledger is removed: if they
+    outlive it, `forget_moved` removes them."""
+    entries, record = _read(cache, run)
+    if record is not None:
+        _write(cache, run, entries, record, moved=True)
+
+
+def forget_moved(cache: CacheStore, run: str) -> None:
+    """Remove the skips that a killed rename has left behind, before another run gets this name.
+    Raises: CacheError if the record is damaged."""
+    record = _read(cache, run)[1]
+    if record is not None and parse_json(record.data).get("moved"):
+        cache.remove_record(SKIPS, run, record)
 
 
 def forget_skips(cache: CacheStore, run: str) -> None:
@@ -222,10 +244,23 @@ def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     return entries, stored
 
 
-def _write(cache: CacheStore, run: str, entries: Sequence[_Entry], replaced: Record | None) -> None:
+def _write(
+    cache: CacheStore,
+    run: str,
+    entries: Sequence[_Entry],
+    replaced: Record | None,
+    *,
+    moved: bool = False,
+) -> None:
     """Write the ranges of a run instead of the record `replaced`, if any. Raises: see
-    `CacheStore.write_record`."""
+    `CacheStore.write_record`.
+
+    Args:
+        moved: see `mark_moved`.
+    """
     record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
+    if moved:
+        record["moved"] = True
     cache.write_record(SKIPS, run, json.dumps(record, indent=1), replaced)
 
 

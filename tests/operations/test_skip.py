@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import megablend
-from megablend.caches.base import RUNS, OvertakenError
+from megablend.caches.base import RUNS, SKIPS, OvertakenError
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, ConfigError, StateError
+from megablend.run.ledger_file import save_ledger
 from megablend.run.run import Run
 from megablend.run.skips import Skips, skips_of
 from tests.cli.commands import run
@@ -308,6 +310,64 @@ def test_a_removal_that_is_interrupted_leaves_no_skips_to_a_later_run(
         megablend.open(config)
     megablend.remove_run(config, "demo")
     megablend.build(config)
+    assert megablend.open(config).skips.ranges == ()
+
+
+def test_a_rename_that_is_interrupted_leaves_no_skips_to_a_later_run(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is interrupted; until then, and if the run is reset, its skips remain."""
+    megablend.skip(config, 0, 16, batch_size=4)
+
+    def interrupt_at_the_skips(store: LocalCacheStore, kind: str, *names: Any) -> None:
+        if kind == SKIPS:
+            raise KeyboardInterrupt
+        REMOVE_RECORD(store, kind, *names)
+
+    for interrupt in (_interrupt_at_the_ledger, interrupt_at_the_skips):
+        assert megablend.open(config).skips.ranges == ((0, 16),)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalCacheStore, "remove_record", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                megablend.rename_run(config, "demo", "other")
+    assert Path(config["cache"], "runs", "skips", "demo.json").exists()
+    megablend.build(config)
+    assert megablend.open(config).skips.ranges == ()
+    for run in ("demo", "other"):
+        settings = config | {"run": run}
+        megablend.skip(settings, 32, 48, batch_size=4)
+        megablend.reset_run(config, run)
+        megablend.build(settings)
+    assert megablend.open(config).skips.ranges == ((32, 48),)
+    assert megablend.open(config | {"run": "other"}).skips.ranges == ((0, 16), (32, 48))
+
+
+def test_a_range_that_another_process_counts_with_its_own_is_no_error(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache without locks."""
+
+    def skip_another_before(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(LocalCacheStore, "hold", nullcontext)
+        megablend.skip(config, 32, 48, batch_size=4)
+        save_ledger(*args, **options)
+
+    monkeypatch.setattr("megablend.run.skips.save_ledger", skip_another_before)
+    monkeypatch.setattr(LocalCacheStore, "hold", nullcontext)
+    assert [(each.start, each.stop) for each in megablend.skip(config, 0, 16, batch_size=4).skips]
+    assert megablend.open(config).skips.ranges == ((0, 16), (32, 48))
+
+    def clear_before(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(LocalCacheStore, "hold", nullcontext)
+        megablend.unskip(config)
+        save_ledger(*args, **options)
+
+    monkeypatch.setattr("megablend.run.skips.save_ledger", clear_before)
+    monkeypatch.setattr(LocalCacheStore, "hold", nullcontext)
+    with pytest.raises(OvertakenError, match="another process changed run 'demo'"):
+        megablend.skip(config, 64, 80, batch_size=4)
     assert megablend.open(config).skips.ranges == ()
 
 
