@@ -43,6 +43,8 @@ class LockInfo:
     see the same cache."""
     exclusive: bool
     """Whether other builds are kept out; False on a file system that has no locks."""
+    waited: bool = False
+    """Whether another build held the lock when this process asked for it."""
 
 
 @contextlib.contextmanager
@@ -66,7 +68,7 @@ def build_lock(
             file = open(fd, "a", encoding="utf-8")  # noqa: SIM115  (closed by `_closing`)
             stack.enter_context(_closing(file, path))
             with log_slow_wait(f"the build lock {path}"):
-                exclusive = _acquire(
+                exclusive, waited = _acquire(
                     file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait
                 )
             nonce = secrets.token_hex(8)
@@ -81,7 +83,7 @@ def build_lock(
             file.write(json.dumps(holder))
             file.flush()
             os.fsync(file.fileno())
-        yield LockInfo(nonce=nonce, exclusive=exclusive)
+        yield LockInfo(nonce=nonce, exclusive=exclusive, waited=waited)
 
 
 @contextlib.contextmanager
@@ -121,12 +123,13 @@ def lock_time(cache: Path) -> float:
 
 def _acquire(
     file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None
-) -> bool:
-    """Acquire the lock. Returns: whether it excludes others; False if the file system has no locks.
-    Raises: CacheError if another build holds it for too long."""
+) -> tuple[bool, bool]:
+    """Acquire the lock. Returns: `exclusive` and `waited` of LockInfo. Raises: CacheError if another
+    build holds it for too long."""
     begin = time.monotonic()
     deadline = begin + wait_seconds
     problem = _try_lock(file)
+    waited = problem == errno.EWOULDBLOCK
     while problem == errno.EWOULDBLOCK:
         if time.monotonic() > deadline:
             raise _in_use(path, wait_seconds)
@@ -137,7 +140,7 @@ def _acquire(
         problem = _try_lock(file)
     if problem and problem not in _NO_LOCKS:
         raise OSError(problem, os.strerror(problem), str(path))
-    return problem == 0
+    return problem == 0, waited
 
 
 def _try_lock(file: IO[str]) -> int:

@@ -52,8 +52,8 @@ def spec(
     )
 
 
-def build(cache: Path, *specs: SourceSpec) -> BuildReport:
-    return build_index(str(cache), specs, launch=SingleProcess(), storage=STORAGE)
+def build(cache: Path, *specs: SourceSpec, **options: Any) -> BuildReport:
+    return build_index(str(cache), specs, launch=SingleProcess(), storage=STORAGE, **options)
 
 
 def snapshot_bytes(cache: Path, digest: str) -> dict[str, bytes]:

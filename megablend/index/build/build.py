@@ -3,7 +3,8 @@ merges and commits the results.
 
     rank 0     finds the files                           -> all ranks
     each rank  stats its share of the files
-    rank 0     locks the cache, plans the work           -> all ranks
+    rank 0     locks the cache                           -> all ranks, which stat again if it waited for another build
+    rank 0     plans the work                            -> all ranks
     each rank  processes its share of files and parts of large files: reuses the fragment if there is one, else indexes the file
     rank 0     merges the fragments in source and file order, commits -> report to all ranks
 
@@ -43,6 +44,7 @@ from megablend.index.tables.cache_folders import fragments, idx_digests, packs, 
 from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
 from megablend.system.atomic_write import translate_os_errors
+from megablend.system.build_lock import LockInfo
 from megablend.system.failures import translating
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
@@ -51,8 +53,6 @@ __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 class Prepared(NamedTuple):
     """The message that rank 0 sends to start the work of all ranks."""
 
-    nonce: str
-    """The nonce that identifies this build as the holder of the cache's lock."""
     columns: Sequence[SourceSpec]
     """The columns to index."""
     work: Sequence[FileTask]
@@ -101,15 +101,18 @@ def _build(
     with contextlib.ExitStack() as stack:
         listings, notes = _list_files(sources, launch, storage)
         packed = Packed()
-        waiting = report_waiting(progress)
+        held = launch.bcast(_lock(store, stack, progress) if launch.rank == 0 else None)
+        assert held is not None
+        if held.waited:  # the index of the other build may have newer files
+            listings, notes = _list_files(sources, launch, storage)
         columns: Sequence[SourceSpec] = list_columns(listings)
         prepared = launch.bcast(
-            _prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None
+            _prepare(store, columns, notes, packed, held) if launch.rank == 0 else None
         )
         assert prepared is not None
-        nonce, columns, work, notes = prepared
+        columns, work, notes = prepared
         if launch.rank > 0:
-            store.verify_shared(nonce)
+            store.verify_shared(held.nonce)
             _make_folders(store)
         items = items_of(work)
         results_here, packs_here = index_share(work, items, store, launch, storage, progress)
@@ -179,20 +182,25 @@ def _find_all(sources: Sequence[SourceSpec], storage: Storage) -> tuple[SourceSp
     return tuple(parallel_map(find, sources, threads))
 
 
+def _lock(
+    store: CacheStore, stack: contextlib.ExitStack, progress: Callable[[Progress], None]
+) -> LockInfo:
+    """Lock the cache until `stack` closes, and remove leftovers of killed builds."""
+    _make_folders(store)
+    with translate_os_errors(store.folder):
+        held = stack.enter_context(store.hold(on_wait=report_waiting(progress)))
+        store.remove_leftovers()
+    return held
+
+
 def _prepare(
     store: CacheStore,
     columns: Sequence[SourceSpec],
     notes: tuple[str, ...],
     packed: Packed,
-    stack: contextlib.ExitStack,
-    on_wait: Callable[[str], None] | None,
+    held: LockInfo,
 ) -> Prepared:
-    """Lock the cache until `stack` closes, remove leftovers of killed builds, add all packs to
-    `packed`, and plan the work."""
-    _make_folders(store)
-    with translate_os_errors(store.folder):
-        held = stack.enter_context(store.hold(on_wait=on_wait))
-        store.remove_leftovers()
+    """Add all packs of the locked cache to `packed`, and plan the work."""
     if not held.exclusive:
         notes = (
             f"{store.location}: the file system has no locks; do not run two builds at once",
@@ -201,7 +209,7 @@ def _prepare(
     problems = (_open_pack(packed, store, name) for name in store.list_files("packs"))
     notes = (*notes, *filter(None, problems))
     work = plan_work(columns, store.list_files("fragments"), packed)
-    return Prepared(held.nonce, columns, work, notes)
+    return Prepared(columns, work, notes)
 
 
 def _make_folders(store: CacheStore) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -13,6 +14,7 @@ from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex
+from megablend.index.build.build import Progress
 from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
@@ -300,6 +302,25 @@ def test_a_build_waits_for_another_no_longer_than_told(
     ):
         build(cache, spec(data))
     build(cache, spec(data))
+
+
+def test_a_build_that_waited_for_another_commits_the_files_of_its_time(
+    data: Path, cache: Path
+) -> None:
+    build(cache, spec(data))
+    with contextlib.ExitStack() as other:
+        other.enter_context(build_lock(cache))
+
+        def finish_the_other(progress: Progress) -> None:
+            if progress.waiting_for:
+                write(data / "d.arrow", 9)
+                write(data / "b.arrow", 8)
+                other.close()
+
+        report = build(cache, spec(data), progress=finish_the_other)
+    assert (report.num_files, report.added, report.changed) == (4, 1, ("source/b.arrow",))
+    again = build(cache, spec(data))
+    assert (again.digest, again.read) == (report.digest, 0)
 
 
 def test_a_cache_that_is_a_file_is_refused(data: Path, cache: Path) -> None:
