@@ -166,7 +166,8 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
     States of the run are accepted if the new plan equals the old one, and refused otherwise.
     `megablend.open` with `state=` can still open the old plan, until `gc` removes the old index,
-    which no run needs any more.
+    which no run needs any more. Of a run that was amended, or reads new data, states may need the
+    old ledger.
 
     Returns: the path or URL of the ledger that was moved aside. To restore the run, move this
         ledger back to `runs/<name>.json`.

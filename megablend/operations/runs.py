@@ -111,7 +111,14 @@ def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
 def _compile_for_state(
     config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
 ) -> Run:
-    """Compile the plan of a state. No ledger has this plan."""
+    """Compile the plan of a state. No ledger has this plan. Raises: StateError if the config has
+    stages that read further snapshots."""
+    if split == "train" and config.num_snapshots > len(state.indices):
+        raise StateError(
+            f"the state was saved before the run read all new data of this config, and the ledger of run {config.run!r} does "
+            "not continue it; open it with the config of that time, or, if the run was reset, restore its ledger from "
+            "`runs/reset/` in the cache"
+        )
     links = state.stages if split == "train" else ()
     compiled = compile_split(
         config, split, _open_for_state(config, split, state, ledger, storage), links=links

@@ -111,6 +111,12 @@ class State:
         parting = find_parting(self.stages, stages)
         consumed = self.consumed_samples
         if parting is not None and parting.by_cut and consumed > parting.sample:
+            if any(link.cut == parting.sample for link in self.stages):
+                raise StateError(
+                    f"the state is at sample {consumed:,} of a plan that was amended from sample {parting.sample:,} on, as run "
+                    f"{self.run!r} no longer is: resume from a state saved at sample {parting.sample:,} or earlier, or, if the "
+                    "run was reset, restore its ledger from `runs/reset/` in the cache"
+                )
             raise StateError(
                 f"run {self.run!r} was amended from sample {parting.sample:,} on, but this state "
                 f"is at sample {consumed:,} of the earlier plan: resume from a state saved at sample "

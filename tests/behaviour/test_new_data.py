@@ -898,13 +898,22 @@ def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) 
     grown = config | {"stages": STAGES}
     plan = megablend.build(grown).ledger.digest
     aside = Path(megablend.reset_run(grown, "default"))
-    says = (
-        r"stages\[1\]: new_data: run 'default' is not built yet; build the run without "
-        r"stages\[1\] and later stages, then add the stage"
-    )
-    for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
-        with pytest.raises(PlanError, match=says):
-            act()
+    with pytest.raises(
+        PlanError,
+        match=r"stages\[1\]: new_data: run 'default' is not built yet; build the run without "
+        r"stages\[1\] and later stages, then add the stage",
+    ):
+        megablend.build(grown)
+    says = "before the run read all new data of this config.*the config of that time, or, if the run was reset, restore"
+    with pytest.raises(StateError, match=says):
+        megablend.open(grown, state=state)
+    megablend.build(config)  # on the new index
+    source = entry(tmp_path, 2, weight=0)
+    write_file(tmp_path, 2, "a", later(2))
+    for edited in (grown, grown | {"sources": [*config["sources"], source]}):
+        with pytest.raises(StateError, match=says):
+            megablend.open(edited, state=state)
+    assert megablend.open(config, state=state).consumed_samples == 100
     ledger = Path(config["cache"]) / "runs" / "default.json"
     aside.rename(ledger)
     assert megablend.open(grown, state=state).state_dict()["plan"] == plan

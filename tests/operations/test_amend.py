@@ -124,12 +124,16 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
     assert (later.at, later.requested) == (208, 201)
     assert megablend.open(edited, state=states[200]).consumed_samples == 200
     says = (
-        "was amended from sample 112 on, but this state is at sample 150 .*: resume from a state saved at sample 112 or "
-        "earlier"
+        "the state is at sample 150 of a plan that was amended from sample 112 on, as run '.*' no longer is: resume from "
+        "a state saved at sample 112 or earlier, or, if the run was reset, restore its ledger"
     )
     with pytest.raises(megablend.StateError, match=says):
         megablend.open(edited, state=amended.state_dict(150))
     assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112
+    megablend.reset_run(config, amended.run.ledger.run)
+    megablend.build(config)
+    with pytest.raises(megablend.StateError, match=says):
+        megablend.open(config, state=amended.state_dict(150))
 
 
 def test_config_data_and_state_alone_rebuild_an_amended_run(
