@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import megablend
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
 from megablend.inspect.describe import describe
@@ -250,6 +251,26 @@ def test_a_token_file_that_was_removed_is_made_again(tmp_path: Path) -> None:
     rebuild(config | {"run": "two"})
     assert len(count_texts()) == 1
     assert token_files(tokens) == before
+
+
+def test_lost_token_files_of_touched_text_are_read_on_under_another_name(tmp_path: Path) -> None:
+    """Their footers differ, which the run refuses; the samples are the same, as docs/text.md says."""
+    write_text(tmp_path / "data", num_files=2, num=60)
+    config = make_config(tmp_path)
+    build(config)
+    before = Dataset(Session(config).open())
+    expected = [before.sample(k).tokens.tolist() for k in range(40, 60)]
+    shutil.rmtree(tmp_path / "cache/tokens")
+    for path in (tmp_path / "data").iterdir():
+        path.touch()
+    assert "when it was indexed; restore the original file, or give the run another name" in str(
+        build(config).problems
+    )
+    renamed = config | {"run": "second"}
+    assert not build(renamed).problems
+    resumed = megablend.open(renamed, consumed_samples=40)
+    assert resumed.consumed_samples == 40
+    assert [resumed.sample(k).tokens.tolist() for k in range(40, 60)] == expected
 
 
 def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
