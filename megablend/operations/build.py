@@ -170,7 +170,8 @@ def _index(
     with translating(checked_config.cache):
         if launch.rank == 0:
             indexed = open_snapshot(session.cache, report.digest)
-            if has_text(checked_config):
+            # What an earlier index names, no command removes
+            if has_text(checked_config) and report.created:
                 check_kept(checked_config, specs)
             refuse_token_documents(checked_config, indexed, session.ledger)
             refuse_known_outliers(checked_config, indexed, session.storage)

@@ -20,6 +20,7 @@ from megablend.operations.gc import gc
 from megablend.operations.session import Session
 from megablend.operations.verify import verify
 from megablend.reader.dataset import Dataset
+from megablend.text.token_folder import TokenFolder
 from tests.cli.commands import run
 from tests.text.test_build import make_config, token_files, write_text
 
@@ -94,3 +95,21 @@ def test_a_build_whose_tokens_are_removed_meanwhile_fails(
         build(config | {"run": "other"})
     build(config | {"run": "other"})
     assert verify(config["cache"], data=True).problems == ()
+
+
+def test_a_build_of_nothing_new_lists_its_tokens_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "data", num=60)
+    config = make_config(tmp_path)
+    build(config)
+    listed = []
+    list_files = TokenFolder.list_files
+
+    def noted(folder: TokenFolder, *names: str) -> Any:
+        listed.append(names)
+        return list_files(folder, *names)
+
+    monkeypatch.setattr(TokenFolder, "list_files", noted)
+    build(config)
+    assert len(listed) == 1
