@@ -82,6 +82,7 @@ def test_a_build_whose_tokens_are_removed_meanwhile_fails(
     build(config)
     tokens = tmp_path / "cache/tokens"
     path = tokens / next(iter(token_files(tokens)))
+    shutil.rmtree(tmp_path / "cache/generations")  # no index names the tokens
     hold = LocalCacheStore.hold
 
     def hold_after_removal(store: LocalCacheStore, **options: Any) -> Any:
