@@ -26,6 +26,8 @@ _OTHER_FILES = {
     b"\x28\xb5\x2f\xfd": "the file is compressed: add `.zst` to its name",
     b"BZh": "the file is compressed with bzip2: compress it with gzip or zstd instead",
     b"\xfd7zXZ": "the file is compressed with xz: compress it with gzip or zstd instead",
+    b"\xff\xfe\0\0": "the file is in UTF-32: convert it with `iconv -f UTF-32 -t UTF-8`",
+    b"\0\0\xfe\xff": "the file is in UTF-32: convert it with `iconv -f UTF-32 -t UTF-8`",
     b"\xff\xfe": "the file is in UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "the file is in UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`",
 }

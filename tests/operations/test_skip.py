@@ -333,10 +333,10 @@ def test_a_rename_that_is_interrupted_leaves_no_skips_to_a_later_run(
     assert Path(config["cache"], "runs", "skips", "demo.json").exists()
     megablend.build(config)
     assert megablend.open(config).skips.ranges == ()
-    for run in ("demo", "other"):
-        settings = config | {"run": run}
+    for name in ("demo", "other"):
+        settings = config | {"run": name}
         megablend.skip(settings, 32, 48, batch_size=4)
-        megablend.reset_run(config, run)
+        megablend.reset_run(config, name)
         megablend.build(settings)
     assert megablend.open(config).skips.ranges == ((32, 48),)
     assert megablend.open(config | {"run": "other"}).skips.ranges == ((0, 16), (32, 48))

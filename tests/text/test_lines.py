@@ -209,6 +209,11 @@ def test_bad_documents_are_counted_with_their_place(tmp_path: Path, line: bytes)
         (bz2.compress, "is compressed with bzip2: compress it with gzip"),
         (lzma.compress, "is compressed with xz: compress it with gzip"),
         (lambda data: data.decode().encode("utf-16"), "is in UTF-16: convert it"),
+        (lambda data: data.decode().encode("utf-32"), "is in UTF-32: convert it"),
+        (
+            lambda data: b"\0\0\xfe\xff" + data.decode().encode("utf-32-be"),
+            "is in UTF-32: convert it",
+        ),
     ],
 )
 def test_files_that_are_no_json_lines_are_told(

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable
-from itertools import product
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice, product
 
 from megablend.errors import ConfigError, DataError
 from megablend.formats.registry import find_suffix
@@ -32,6 +32,9 @@ _TABLE_LOGS = {
     "Hudi": ".hoodie/hoodie.properties",
 }
 """For each table format, a pattern for metadata files that every table of that format has."""
+_MAX_TOPS = 32
+"""Maximum number of folders in which these files are searched for: each is three requests to an
+object store."""
 _UUID = re.compile(r"-[0-9A-Fa-f]{4}(-[0-9A-Fa-f]{4}){2}-[0-9A-Fa-f]{12}")
 """Matches the end of a UUID, which the names of all data files of these tables contain. The
 beginning is left out so that the expression starts with a literal `-`, for which a search is
@@ -144,24 +147,34 @@ def describe_cached_copies(paths: Collection[str]) -> str | None:
 
 
 def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
-    """If a folder belongs to a table, such as a Delta Lake table, return the problem with reading
-    all data files in the folder, `paths`. Return None if it does not, or if this cannot be
-    determined."""
-    if not any(map(_UUID.search, paths)):
+    """If a folder belongs to a table, such as a Delta Lake table, or contains tables, return the
+    problem with reading all data files in the folder, `paths`. Return None if it does not, or if
+    this cannot be determined."""
+    parents = dict.fromkeys(location.get_parent(path) for path in paths if _UUID.search(path))
+    if not parents:
         return None  # without a request to an object store
-    while "=" in location.get_name(folder):  # a partition
-        folder = location.get_parent(folder)
-    tops = [folder]
-    if location.get_name(folder) == "data":
-        tops.append(location.get_parent(folder))
     # If a bucket is called `data`, the location above it is only a scheme: do not search other
     # buckets
-    for top, (name, log) in product(filter(location.get_name, tops), _TABLE_LOGS.items()):
+    tops = dict.fromkeys(filter(location.get_name, chain(*map(_list_tops, [folder, *parents]))))
+    tables = dict[str, str]()
+    for top, (name, log) in product(islice(tops, _MAX_TOPS), _TABLE_LOGS.items()):
         # A user who may not list the folder may still read the files
         with contextlib.suppress(ConfigError, DataError):
             if storage.find(location.join(location.escape_wildcards(top), log)).files:
-                return (
-                    f"{top} is a {name} table, whose folder may also contain deleted or replaced rows; list only the "
-                    "table's current files, or write its rows to new files"
-                )
-    return None
+                tables.setdefault(top, name)
+    if not tables:
+        return None
+    listed = " and ".join(f"{top} is a {name} table" for top, name in tables.items())
+    return (
+        f"{listed}, whose folder may also contain deleted or replaced rows; list only the table's current files, or "
+        "write its rows to new files"
+    )
+
+
+def _list_tops(folder: str) -> Iterator[str]:
+    """Yield the folders that would be those of a table with data files in `folder`."""
+    while "=" in location.get_name(folder):  # a partition
+        folder = location.get_parent(folder)
+    yield folder
+    if location.get_name(folder) == "data":
+        yield location.get_parent(folder)

@@ -374,6 +374,23 @@ def test_folders_of_tables_are_warned_of(tmp_path: Path, log: str, table: str) -
     assert list_source(spec(tmp_path, f"t/data/{file.name}"), storage=STORAGE).note is None
 
 
+def test_each_table_below_the_common_folder_is_named(tmp_path: Path) -> None:
+    name = "part-00000-dbadd770-48be-4e69-9197-642d62ace002-c000.arrow"
+    for seed, folder in enumerate(("a/day=1", "b", "c/data", "plain")):
+        write(tmp_path / folder / name, seed)
+    for log in (
+        "a/_delta_log/0.json",
+        "b/.hoodie/hoodie.properties",
+        "c/metadata/v1.metadata.json",
+    ):
+        (tmp_path / log).parent.mkdir()
+        (tmp_path / log).write_text("{}")
+    note = list_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE).note
+    assert (note or "").startswith(
+        f"source 'source': {tmp_path}/a is a Delta table and {tmp_path}/b is a Hudi table and {tmp_path}/c is a Iceberg "
+    )
+
+
 @pytest.mark.parametrize("folder", ["data", "t/date=2024-01-02/hour=7", "data/date=2024-01-02"])
 def test_tables_are_told_by_the_folders_above_of_partitions(tmp_path: Path, folder: str) -> None:
     file = tmp_path / folder / "part-00000-dbadd770-48be-4e69-9197-642d62ace002-c000.arrow"
