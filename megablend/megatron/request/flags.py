@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megablend.errors import ConfigError, MissingFileError
+from megablend.errors import ConfigError
 from megablend.megatron.request.address import check_pair
 from megablend.megatron.request.layout import split_matrix
 from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
 from megablend.megatron.request.tokenizer import build_identifiers, read_identifiers
+from megablend.storage.by_scheme import make_storage
 from megablend.storage.location import find_scheme
 from megablend.system.limited_json import parse_json
-from megablend.system.safe_open import get_file_size
 
 _LEGACY_SPLIT = "969, 30, 1"
 """Megatron's default split if --data-path is given without --split. It is hashed, so its spaces
@@ -158,9 +158,10 @@ def count_samples(
 
     def batch_size(split: str) -> int:
         if not global_batch_size:
+            instead = " instead of --train-iters" if split == "train" else ""
             raise ConfigError(
                 f"{split}: the number of samples cannot be computed without --global-batch-size; add that flag, or "
-                f"--{split}-samples"
+                f"--{split}-samples{instead}"
             )
         return global_batch_size
 
@@ -247,13 +248,14 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
 
 def _check_files(blends: Sequence[Blend | None]) -> None:
     """Check that the local pairs of blends exist, so that a wrong path is reported before a missing
-    flag. Raises: MissingFileError; ConfigError for an address that is not a pair."""
+    flag. Raises: see Storage.stat; ConfigError for an address that is not a pair."""
+    storage = make_storage()
     prefixes = [prefix for blend in blends if blend is not None for prefix in blend.prefixes]
     for prefix in prefixes:
         check_pair(prefix)
         for path in (f"{prefix}.bin", f"{prefix}.idx"):
-            if not find_scheme(path) and get_file_size(path) is None:
-                raise MissingFileError(path, "no such file")
+            if not find_scheme(path):
+                storage.stat(path)
 
 
 def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None, ...] | None]:

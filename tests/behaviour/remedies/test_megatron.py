@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -171,6 +172,10 @@ test_cache = table(
           give(data_path=["1", "{a}"])),
     fault("a wrong path, and no size", give(data_path=["1", "{a}-wrong"], valid_samples=None), r"-wrong\.bin: no such file$",
           give(data_path=["1", "{a}"], valid_samples=5)),
+    fault("a pipe, and no size",
+          (lambda bench: os.mkfifo(f"{bench.folder}/pipe.bin"), give(data_path=["1", "{folder}/pipe"], valid_samples=None)),
+          r"pipe\.bin: is a pipe, a socket or a device, not a regular file; restore the file, or remove it from the config$",
+          give(data_path=["1", "{a}"], valid_samples=5)),
     fault("an address of Parquet, and no size", give(data_path=["parquet:{a}"], valid_samples=None), r"not a \.bin/\.idx pair",
           give(data_path=["1", "{a}"], valid_samples=5)),
     fault("a weight of zero", give(data_path=["0", "{a}", "1", "{b}"]),
@@ -202,7 +207,8 @@ test_cache = table(
           "train: its size is unknown; give --train-samples, or --train-iters with --global-batch-size",
           give(train_samples=300), give(train_iters=10, global_batch_size=4)),
     fault("no batch", give(train_samples=None, train_iters=10),
-          "train: the number of samples cannot be computed without --global-batch-size; add that flag, or --train-samples",
+          "train: the number of samples cannot be computed without --global-batch-size; add that flag, or --train-samples "
+          "instead of --train-iters$",
           give(global_batch_size=4), give(train_iters=None, train_samples=300)),
     fault("no size of valid", give(valid_samples=None, global_batch_size=4),
           "valid: the number of samples cannot be computed without --eval-interval; add that flag, or --valid-samples",
