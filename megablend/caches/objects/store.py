@@ -311,7 +311,9 @@ class ObjectCacheStore:
         chain = self._chain(kind, name)
         if last is None:
             return self.describe_record(kind, name)
-        if last.data is not None and not chain.append(None, last.number):
+        if last.data is None:  # another process was first
+            return f"{self.location}/{chain.object_key(last.number - 1)}"
+        if not chain.append(None, last.number):
             raise self._overtaken(kind, name)
         return f"{self.location}/{chain.object_key(last.number)}"
 

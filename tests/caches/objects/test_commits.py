@@ -302,6 +302,13 @@ def test_a_new_record_does_not_replace_one_of_another_process(prefix: ObjectPref
     assert store.read_record(RUNS, "a") == Record("y", record.number + 1)
 
 
+def test_of_two_that_set_a_record_aside_both_say_where_it_is(prefix: ObjectPrefix) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    store.write_record(RUNS, "demo", "a", None)
+    place = f"{prefix.location}/runs/demo/0000.json"
+    assert [store.set_aside_record(RUNS, "demo") for _ in range(2)] == [place, place]
+
+
 def test_files_that_do_not_exist_are_not_copied_and_old_copies_of_them_go(
     prefix: ObjectPrefix,
 ) -> None:
