@@ -1,16 +1,20 @@
 """Helpers for child processes.
 
 After a fork, the child replaces its locks, since a thread that exists only in the parent may have
-held them. `start_uninterrupted` starts a process that Ctrl-C does not reach.
+held them. A fork waits for modules of this package that other threads are importing.
+`start_uninterrupted` starts a process that Ctrl-C does not reach.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -51,7 +55,17 @@ def _unlock_all() -> None:
         each.unlock_after_fork()
 
 
-os.register_at_fork(after_in_child=_unlock_all)
+def _finish_imports() -> None:
+    """Wait until other threads have imported the modules of this package that they have begun to
+    import: the child could not replace Python's locks of these modules, and would wait for ever."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if name.startswith("megablend.") and getattr(spec, "_initializing", False):
+            with contextlib.suppress(Exception):  # raised in the other thread, too
+                import_module(name)
+
+
+os.register_at_fork(before=_finish_imports, after_in_child=_unlock_all)
 
 
 def start_uninterrupted(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

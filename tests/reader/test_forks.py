@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -61,3 +64,26 @@ def test_a_block_that_another_thread_stores_is_counted(config: dict[str, Any]) -
     dataset.block_cache._bytes = 0
     assert size > 0
     assert run_in_child(lambda: dataset.block_cache._bytes == size) == 0
+
+
+def test_while_another_thread_imports_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is Python's own."""
+    begun = tmp_path / "begun"
+    text = (
+        f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(0.5); DONE = True"
+    )
+    (tmp_path / "slow_one.py").write_text(text)
+    monkeypatch.setattr(megablend, "__path__", [*megablend.__path__, str(tmp_path)])
+
+    def is_done() -> bool:
+        return bool(import_module("megablend.slow_one").DONE)
+
+    thread = Thread(target=is_done)
+    thread.start()
+    while not begun.exists():
+        time.sleep(0.01)
+    monkeypatch.setattr("tests.reader.test_forks.SECONDS", 20)
+    assert run_in_child(is_done) == 0
+    thread.join()
