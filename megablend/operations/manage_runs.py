@@ -174,6 +174,8 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
     Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:
+        with contextlib.suppress(CacheError):  # damaged skips are an error when the run is opened
+            mark_moved(store, run, moved=False)
         aside = store.set_aside_record(RUNS, run)
     return aside if find_scheme(aside) else Path(aside)
 

