@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache, of_what, read_state
+from megablend.cli.options import (
+    FirstRankCommand,
+    as_json,
+    command,
+    finish,
+    in_cache,
+    of_what,
+    read_state,
+)
 from megablend.cli.output import print_json, print_line, print_lines, print_table
 from megablend.errors import CacheError, ConfigError
 
@@ -168,7 +176,7 @@ def _print_verified(result: VerifyResult) -> None:
     )
 
 
-@command()
+@command(cls=FirstRankCommand)
 @of_what
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option(

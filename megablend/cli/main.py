@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -28,11 +29,11 @@ from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.node import node
 from megablend.cli.output import print_json, printable
 from megablend.cli.runs import amend, runs, skip
-from megablend.distributed.base import exit_code, on_failure
-from megablend.errors import LaunchError, MegablendError
+from megablend.distributed.base import REPORT_SECONDS, exit_code, on_failure
+from megablend.distributed.fail_together import RankError
+from megablend.distributed.launch import is_later_rank
+from megablend.errors import MegablendError
 from megablend.system.failures import translate
-
-EXIT_USAGE = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,10 +86,13 @@ def main() -> NoReturn:
     except click.ClickException as error:
         with contextlib.suppress(OSError):
             error.show()
+        if on_failure and is_later_rank(os.environ):
+            on_failure.clear()  # the first rank prints it
+            time.sleep(REPORT_SECONDS)
         _end(error)
     except MegablendError as error:
-        cause = error.__cause__  # of an error of another rank, its rank
-        _say(f"{error} ({cause})" if isinstance(cause, LaunchError) else str(error))
+        cause = error.__cause__
+        _say(f"{error} ({cause})" if isinstance(cause, RankError) else str(error))
         _end(error)
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted")
@@ -130,22 +134,23 @@ def _say(message: str) -> None:
 
 def _end(error: BaseException) -> NoReturn:
     """Report the error that makes the command fail, and exit."""
+    cause = error.__cause__
     for report in on_failure:
-        report(error)
-    sys.exit(EXIT_USAGE if isinstance(error, click.ClickException) else exit_code(error))
+        report(error, cause.rank if isinstance(cause, RankError) else None)
+    sys.exit(exit_code(error))
 
 
-def _print_error(error: BaseException) -> None:
-    """Print an error as one JSON object on stdout, if stdout can be written."""
+def _print_error(error: BaseException, rank: int | None) -> None:
+    """Print an error as one JSON object on stdout, if stdout can be written. The object names the
+    rank that raised the error, unless it is the first or unknown."""
     kind = type(error).__name__
     message = str(error)
-    code = exit_code(error)
     if isinstance(error, click.ClickException):
         kind = "UsageError"
         message = error.format_message()
-        code = EXIT_USAGE
     elif isinstance(error, KeyboardInterrupt):
         kind = "Interrupted"
         message = "interrupted"
     with contextlib.suppress(OSError):
-        print_json({"error": {"kind": kind, "message": message, "exit_code": code}})
+        found = {"kind": kind, "message": message, "exit_code": exit_code(error)}
+        print_json({"error": found | ({"rank": rank} if rank else {})})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from typing import Any
 import click
 
 from megablend.cli.output import print_json
-from megablend.errors import ConfigError
+from megablend.distributed.base import REPORT_SECONDS, exit_code
+from megablend.errors import ConfigError, LaunchError
 from megablend.operations.results import Record
+from megablend.system.log import LOG
 
 _LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
@@ -64,6 +69,40 @@ class Command(click.Command):
             return super().invoke(ctx)
         finally:
             log.setLevel(before)
+
+
+class FirstRankCommand(Command):
+    """A command that changes what a cache holds. If several ranks run it, the first one does so and
+    prints the result; the others wait for it, and end with its exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command on the first rank, or in each process if they cannot find each other.
+        Raises: ConfigError on all ranks if their arguments differ."""
+        from megablend.distributed.find_job import program_launch
+        from megablend.distributed.same_settings import check_same_settings
+
+        failure: BaseException | None = None
+        with ExitStack() as stack:
+            try:
+                launch = stack.enter_context(program_launch())
+            except LaunchError as error:  # the cache's lock keeps processes apart
+                LOG.info("this process does not wait for others: %s", error)
+                return super().invoke(ctx)
+            if launch.size == 1:
+                return super().invoke(ctx)
+            try:
+                check_same_settings(launch, ctx.params)
+                if launch.rank == 0:
+                    super().invoke(ctx)
+            except BaseException as error:  # the first rank's is raised below
+                failure = error
+            code = launch.bcast(None if failure is None else exit_code(failure))
+        if launch.rank == 0 and failure is not None:
+            raise failure
+        if code is not None:
+            time.sleep(REPORT_SECONDS)  # a launcher ends the first rank as soon as another fails
+            sys.exit(code)
+        return None
 
 
 command = partial(click.command, cls=Command)

@@ -11,6 +11,7 @@ import click
 
 from megablend.cli.options import (
     CommandGroup,
+    FirstRankCommand,
     as_json,
     command,
     finish,
@@ -70,7 +71,7 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
     finish(show_run(what, Session(what, run=run).run), as_json, _print_run)
 
 
-@runs.command("rename")
+@runs.command("rename", cls=FirstRankCommand)
 @of_what
 @named
 @click.argument("new", metavar="NEW")
@@ -90,7 +91,7 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
     )
 
 
-@runs.command("reset")
+@runs.command("reset", cls=FirstRankCommand)
 @of_what
 @named_or_own
 @as_json
@@ -109,7 +110,7 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
     finish({"run": run, "ledger_moved_to": aside}, as_json, lambda _: print_line(text))
 
 
-@runs.command("remove")
+@runs.command("remove", cls=FirstRankCommand)
 @of_what
 @named
 @as_json
@@ -177,7 +178,7 @@ def _write_setting(key: str, source: dict[str, Any]) -> str:
     return "" if value is None else str(value)
 
 
-@command()
+@command(cls=FirstRankCommand)
 @click.argument("config")
 @click.option(
     "--at",
@@ -308,7 +309,7 @@ def print_fitting(unit: int) -> None:
     )
 
 
-@command()
+@command(cls=FirstRankCommand)
 @of_what
 @click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
 @click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")

@@ -10,9 +10,10 @@ from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
 T = TypeVar("T")
-on_failure: list[Callable[[BaseException], None]] = []
-"""Functions that are called before a failing command exits, with the error as the argument. With
-`--json`, one of them prints the error as JSON."""
+on_failure: list[Callable[[BaseException, int | None], None]] = []
+"""Functions that are called before a failing command exits, with the error and the rank that raised
+it as the arguments; the rank may be unknown. With `--json`, one of them prints the error as
+JSON."""
 REPORT_SECONDS = 3.0
 """Seconds that other ranks wait after an error, so that only the first rank prints it as JSON."""
 
@@ -99,8 +100,8 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a program that fails with an error: the error's own exit code, 130
-    for a keyboard interrupt, or 70 for any other error, which is a bug."""
-    if isinstance(error, MegablendError):
-        return error.exit_code
-    return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code
+    """Return the exit code of a program that fails with an error: the error's own exit code, which
+    click's errors have, too; 130 for a keyboard interrupt, or 70 for any other error, which is a
+    bug."""
+    code = 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code
+    return int(getattr(error, "exit_code", code))

@@ -25,6 +25,14 @@ from megablend.system.failures import translate
 T = TypeVar("T")
 
 
+class RankError(LaunchError):
+    """The cause of an error that another rank raised."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(f"raised on rank {rank} of {size}")
+        self.rank = rank
+
+
 class FailTogether:
     """A communicator that exchanges errors along with values. Implements
     megablend.distributed.base.Communicator.
@@ -57,7 +65,7 @@ class FailTogether:
         for rank, (_, failure) in enumerate(envelopes):
             if failure is not None:
                 self._failure = failure
-                raise failure from LaunchError(f"raised on rank {rank} of {self.size}")
+                raise failure from RankError(rank, self.size)
         return [each for each, _ in envelopes]
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:

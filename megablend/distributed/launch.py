@@ -22,6 +22,14 @@ _OTHER_LIBRARIES = ("MPICH", "Intel", "MVAPICH")
 _SIZE_VARIABLES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
 """The environment variables that contain the number of processes of a job, and the name of the
 launcher that sets each variable."""
+_RANK_VARIABLES = {
+    _OPEN_MPI: "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "SLURM_STEP_ID": "SLURM_PROCID",
+    "TORCHELASTIC_RUN_ID": "RANK",
+}
+"""The environment variables that contain a process's rank, by a variable that the same launcher
+sets."""
 _SLURM_VARIABLES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
 """Like _SIZE_VARIABLES, for variables that are used only inside a job step of Slurm."""
 _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
@@ -73,6 +81,13 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
     return None
 
 
+def is_later_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether a launcher started this process as another rank than the first. No other rank
+    is asked."""
+    ranks = {environ.get(rank) for by, rank in _RANK_VARIABLES.items() if by in environ}
+    return not ranks <= {None, "0"}
+
+
 def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
     """Return the communicator of this process, after initialising MPI if an MPI launcher started
     several processes.
@@ -83,6 +98,11 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
     started = detect_launcher(environ)
     if started is None or (started.exact and started.size == 1):
         return SingleProcess()
+    if started.variable == "PMI_SIZE" and not _is_open(environ.get("PMI_FD")):
+        raise LaunchError(
+            f"{started}, but not this one, which cannot reach the launcher (PMI_FD); start it without {started.variable}, "
+            "or call the Python function instead"
+        )
     try:
         from megablend.distributed import mpi
     except (ImportError, RuntimeError) as error:
@@ -98,6 +118,15 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
     if launch.size < started.size or (started.exact and launch.size != started.size):
         raise LaunchError(f"{started} but MPI sees {launch.size}: {_bound_to(library)}")
     return launch
+
+
+def _is_open(file: str | None) -> bool:
+    """Return whether a launcher's connection is open in this process; true if there is none. A
+    process that a rank starts does not inherit it."""
+    try:
+        return file is None or os.fstat(int(file)) is not None
+    except OSError:
+        return False
 
 
 def _bound_to(library: str) -> str:

@@ -145,7 +145,7 @@ class MpiLaunch:
                 flush=True,
             )
         for report in on_failure:
-            report(error)
+            report(error, self.rank)
         time.sleep(_ABORT_SECONDS)
 
     def _has_unreceived_posts(self) -> bool:

@@ -101,7 +101,12 @@ def test_an_error_of_all_ranks_is_one_json_object(launch: Launch, config: Path) 
 def test_an_error_of_one_rank_is_one_json_object(launch: Launch, config: Path) -> None:
     done = launch(WORKER, "one", config)
     assert json.loads(done.stdout) == {
-        "error": {"kind": "MissingFileError", "message": "/x: no such file", "exit_code": 3}
+        "error": {
+            "kind": "MissingFileError",
+            "message": "/x: no such file",
+            "exit_code": 3,
+            "rank": 1,
+        }
     }
     named = "rank 1: /x: no such file" if launch is mpirun else "(raised on rank 1 of 4)"
     assert named in done.stderr
@@ -116,3 +121,51 @@ def test_a_rank_that_exits_ends_the_others(config: Path) -> None:
 def test_a_dry_run_is_reported_once(config: Path) -> None:
     done = torchrun("-m", "megablend", "build", config, "--dry-run", "--json")
     assert len(json.loads(done.stdout)["sources"]) == 2
+
+
+@pytest.mark.parametrize("launch", [mpirun, torchrun])
+def test_a_wrong_option_is_one_json_object(launch: Launch, config: Path) -> None:
+    done = launch("-m", "megablend", "describe", config, "--al", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
+
+
+def test_records_are_changed_once(config: Path) -> None:
+    """By the first rank; the others wait for it."""
+    megablend.build(config)
+    for says, *args in (
+        ("run 'default' skips samples 0 to 4", "skip", "--from", "0", "--to", "4", "--batch", "4"),
+        ("0 indexes", "gc"),
+        ("run 'default' is now 'new'", "runs", "rename", "default", "new"),
+        ("run 'new' was removed", "runs", "remove", "new"),
+    ):
+        args.insert(2 if args[0] == "runs" else 1, str(config))
+        done = mpirun("-m", "megablend", *args)
+        assert (done.returncode, done.stdout.count(says)) == (0, 1), done.stderr
+
+
+@pytest.mark.parametrize("launch", [mpirun, torchrun])
+def test_records_that_cannot_be_changed(launch: Launch, config: Path) -> None:
+    """All ranks end as the first one does, which alone says why."""
+    megablend.build(config)
+    done = launch("-m", "megablend", "runs", "remove", config, "none", "--json")
+    assert json.loads(done.stdout)["error"]["exit_code"] == 3
+    assert done.stderr.count("contains no run 'none'") == 1
+    assert done.returncode == (3 if launch is mpirun else 1)
+    done = launch("-m", "megablend", "skip", config, "--to", 4, "--json")
+    assert json.loads(done.stdout)["error"]["kind"] == "UsageError"
+
+
+def test_ranks_that_would_change_different_records(config: Path) -> None:
+    done = mpirun(WORKER, "two", config)
+    assert done.returncode == 2
+    assert done.stderr.count("the ranks have different settings: older_than is") == 1
+
+
+@pytest.mark.parametrize("launch", [mpirun, torchrun])
+def test_one_rank_alone_changes_records(launch: Launch, config: Path) -> None:
+    """As a program does that starts the command on one rank."""
+    megablend.build(config)
+    done = launch(WORKER, "alone", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 indexes kept") == 1

@@ -6,12 +6,15 @@ first     only rank 0 runs the command
 api       only rank 0 calls megablend.build
 one       every rank runs the command with --json, but rank 1 finds no file
 exit      every rank runs the command, but rank 1 exits, as a program's handler of signals may
+two       every rank runs gc, with options of its own
+alone     rank 0 alone runs gc, in a process of its own
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import subprocess
 import sys
 from unittest import mock
 
@@ -21,7 +24,7 @@ def main() -> None:
     rank = int(os.environ.get("RANK") or os.environ["PMI_RANK"])
     if how == "restart" and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         sys.exit(9)
-    if how in ("first", "api") and rank != 0:
+    if how in ("first", "api", "alone") and rank != 0:
         return
     if how == "api":
         import megablend
@@ -31,9 +34,15 @@ def main() -> None:
     from megablend.cli.main import main as command
     from megablend.distributed import torch_job
 
-    if how == "first":
+    if how in ("first", "alone"):
         torch_job._ARRIVAL_TIMEOUT = datetime.timedelta(seconds=3)
     sys.argv = ["megablend", "build", config, *(["--json"] if how == "one" else [])]
+    if how == "two":
+        sys.argv = ["megablend", "gc", config, "--older-than", str(rank)]
+    if how == "alone":
+        sys.argv = ["megablend", "gc", config]
+        if "PMI_RANK" in os.environ:
+            sys.exit(subprocess.run([sys.executable, "-m", *sys.argv], check=False).returncode)
     if how in ("one", "exit") and rank == 1:
         from megablend.errors import MissingFileError
         from megablend.operations import build
