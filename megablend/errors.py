@@ -23,6 +23,7 @@ file, where in it, what was found, what was expected and what to do.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 CHANGED_REMEDY = "restore the original file, or give the run another name (`run:`) and run `megablend build CONFIG`"
@@ -58,10 +59,18 @@ REBUILD_REMEDY = (
 """The remedy for an index that a run uses and that no longer exists."""
 
 
+_PASSWORD = re.compile(r"(?<=:/)(/?)[^\s/?#@:]*:(?!\d+[/?#])\S*@")
+"""Matches the user and the password of a URL, also of one that `pathlib` has shortened."""
+
+
 class MegablendError(Exception):
-    """Base class of all errors that megablend raises on purpose."""
+    """Base class of all errors that megablend raises on purpose. Passwords in the URLs of a message
+    are left out."""
 
     exit_code = 70
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_PASSWORD.sub(r"\1...@", message))
 
 
 class ConfigError(MegablendError, ValueError):

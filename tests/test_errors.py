@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from megablend.errors import did_you_mean
+import pickle
+
+import pytest
+
+from megablend.errors import ConfigError, MissingFileError, did_you_mean
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://me:hush@host/x", "ftp://:hu/s?h@host/x", "a:/me:1hu@sh@h/x"]
+)
+def test_no_message_shows_a_password(url: str) -> None:
+    for error in (ConfigError(f"found '{url}', expected s3://"), MissingFileError(url, "is gone")):
+        for each in (error, pickle.loads(pickle.dumps(error))):
+            assert "/...@h" in str(each)
+            assert "hu" not in str(each)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/a:b/c@d", "http://host:80/a@b", "http://[::1]:80/x", "az://c/a@b?c:d@e"]
+)
+def test_what_is_no_password_is_shown(url: str) -> None:
+    assert str(ConfigError(f"{url}: is gone")) == f"{url}: is gone"
 
 
 def test_a_name_that_begins_with_what_was_given_is_suggested_first() -> None:

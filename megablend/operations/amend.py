@@ -191,6 +191,10 @@ def _compile_amended(
     storage = session.run_storage
     committed = session.require_ledger()
     replaced = committed.indices[len(cut.indices) :]
+    if not session.snapshots:
+        raise CacheError(
+            f"{config.cache}: lists no index, although run {committed.run!r} reads one; try again, or {INDEX_REMEDY}"
+        )
     newest = session.snapshots[-1]
     requested = compile_committed(
         config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch

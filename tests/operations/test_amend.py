@@ -374,6 +374,14 @@ def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[
     assert megablend.open(edited).skips.ranges == ()
 
 
+def test_an_index_that_is_not_listed(config: dict[str, Any], monkeypatch: Any) -> None:
+    """As by a store whose listings are late, after the run was opened by its name."""
+    edited = config | {"stages": [FIRST, NEXT]}
+    monkeypatch.setattr("megablend.operations.session.list_snapshots", lambda _: [])
+    with pytest.raises(megablend.CacheError, match=r"cache: lists no index, .*; try again, or"):
+        megablend.amend(edited, at=100)
+
+
 def test_describe_names_the_reason_for_which_build_refuses(config: dict[str, Any]) -> None:
     """Not that the config alone, without the amendment, has a stage that ends where it begins."""
     edited = config | {"stages": [FIRST, NEXT]}

@@ -9,7 +9,7 @@ from megablend.arrays import Int64s
 from megablend.errors import DataError, MissingFileError, RefusedFileError, UnsupportedFileError
 from megablend.storage.base import Bytes
 from megablend.storage.head_and_tail import HEAD_BYTES, HeadAndTail
-from megablend.storage.objects.bucket_client import BucketClient, RangeResponse
+from megablend.storage.objects.bucket_client import BucketClient, RangeResponse, explain_encoding
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.object_version import ObjectVersion, make_version
 from megablend.storage.objects.retry_policy import attempt_within
@@ -129,6 +129,7 @@ async def _read_head(
     except UnsupportedFileError:  # some servers respond like this for an empty file
         version = await _head(client, path, key)
         if isinstance(version, Failure) or version.size:
+            await _check_encoding(client, path, key)
             raise
         return version, b""
     except DataError as error:
@@ -140,6 +141,18 @@ async def _read_head(
     if isinstance(version, Failure) and version.kind is Kind.REFUSED:
         return ObjectVersion(size=0, etag="", modified=0), b""
     return unwrap(path, version), b""
+
+
+async def _check_encoding(client: BucketClient, path: str, key: str) -> None:
+    """Check that a server that sends no ranges does not compress its responses. Raises:
+    UnsupportedFileError if it does."""
+    import obstore
+
+    seconds = client.timing.allow(0)
+    response = await attempt_within(seconds, lambda: obstore.get_async(client.store, key))
+    failure = None if isinstance(response, Failure) else explain_encoding(response)
+    if failure is not None:
+        raise UnsupportedFileError(path, f"cannot be read: {failure.cause}; {failure.remedy}")
 
 
 async def _head(client: BucketClient, path: str, key: str) -> ObjectVersion | Failure:

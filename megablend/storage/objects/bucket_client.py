@@ -257,7 +257,9 @@ class BucketClient:
         if not found.etag and not self._warned_of_etags:
             self._warn_of_etags()
         if begin != start or sum(map(len, parts)) != end - begin:
-            return _explain_length(result)
+            return explain_encoding(result) or Failure(
+                Kind.AGAIN, "the response had the wrong length", ""
+            )
         if end != stop and end != found.size:
             return Failure(Kind.AGAIN, "the response ended early", "")
         # `wanted.size` was counted when it was sent; the object may be shorter
@@ -289,17 +291,17 @@ async def _take_body(request: Request, result: Any) -> list[Any]:
     return parts
 
 
-def _explain_length(result: Any) -> Failure:
-    """Return the failure of a response of the wrong length."""
+def explain_encoding(result: Any) -> Failure | None:
+    """Return the failure of a response that is compressed, and not as requested; None if it is not
+    compressed."""
     encoding = result.attributes.get("Content-Encoding")
-    if encoding:
-        cause = f"the server compresses its responses (Content-Encoding: {str(encoding)[:20]})"
-        return Failure(
-            Kind.UNUSABLE,
-            cause,
-            "turn off compression for these files, or copy them to another server",
-        )
-    return Failure(Kind.AGAIN, "the response had the wrong length", "")
+    if not encoding:
+        return None
+    return Failure(
+        Kind.UNUSABLE,
+        f"the server compresses its responses (Content-Encoding: {str(encoding)[:20]})",
+        "turn off compression for these files, or copy them to another server",
+    )
 
 
 def _is_cancelled() -> bool:

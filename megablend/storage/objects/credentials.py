@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from megablend.errors import ConfigError
 from megablend.system.log import LOG
@@ -58,7 +58,10 @@ def find_provider(profile: str | None) -> Provider | None:
         ) from None
     try:
         with _naming_profile(named):
-            credentials = botocore.session.Session(profile=named).get_credentials()
+            session = botocore.session.Session(profile=named)
+            roles = session.get_component("credential_provider").get_provider("assume-role")
+            roles._prompter = _refuse_prompt
+            credentials = session.get_credentials()
     except botocore.exceptions.ProfileNotFound:
         raise ConfigError(
             f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials; add it, or choose another profile"
@@ -108,11 +111,23 @@ def _naming_profile(named: str | None) -> Iterator[None]:
         remedy = (
             f"correct the profile until `aws sts get-caller-identity --profile {profile}` succeeds"
         )
+        if "mfa_serial" in cause or "MFA token" in cause:
+            remedy = (
+                f"run `aws configure export-credentials --profile {profile} --format env`, set the keys that it prints, and "
+                "remove `profile` or AWS_PROFILE"
+            )
         if "SSO Token" in cause or "from sso" in cause or "SSO session" in cause:
             remedy = f"run `aws sso login --profile {profile}`"
         raise ConfigError(
             f"profile {profile!r} of {' and '.join(_find_files())}: its credentials cannot be used ({cause})\n{remedy}"
         ) from None
+
+
+def _refuse_prompt(prompt: str) -> NoReturn:
+    """Refuse to ask for the code of a device: a job has nobody who would type it."""
+    from botocore.exceptions import InvalidConfigError
+
+    raise InvalidConfigError(error_msg="a job cannot ask for the code that mfa_serial needs")
 
 
 def has_control_character(text: str) -> bool:

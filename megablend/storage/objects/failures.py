@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from enum import Enum
+from urllib.parse import unquote
 
 
 class Kind(Enum):
@@ -25,7 +27,11 @@ class Kind(Enum):
     EXPIRED = "expired"
     """The credentials have expired, but new ones may become available."""
     CHANGED = "changed"
-    """The object has another version now."""
+    """The object has another version now: the request is tried a few times, since a proxy may say
+    so in passing."""
+    CONFLICT = "conflict"
+    """Another request is changing the object, or a proxy says so: the request is tried a few
+    times."""
     MISSING = "missing"
     """There is no such object."""
     EMPTY = "empty"
@@ -64,11 +70,6 @@ _BAD_TIME = "source: InvalidLastModified {"
 _COPY = "use a server that does, or copy the file"
 _UNUSABLE_RESPONSES = (
     (
-        "TooManyRedirects",
-        "the server redirects in a loop",
-        "check the location, and whether it needs a login",
-    ),
-    (
         "MissingContentLength",
         "the server's responses have no Content-Length",
         _COPY.replace("does", "sends it"),
@@ -91,6 +92,10 @@ _UNUSABLE_RESPONSES = (
 )
 """Responses that cannot be used, each as a word of the client's description, the cause for the
 message, and the remedy."""
+_SIGNED = re.compile(r"[?&](se|Expires|X-(?:Amz|Goog)-(?:Date|Expires))=([^&\s,]+)")
+"""Matches the parameters of a signed URL that say how long it is valid."""
+_EXPIRY = re.compile(r"Expiry \[([^\]]{1,40})\]")
+"""Matches the same in Azure's response."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 """Matches URLs and keys, which may contain any word."""
 _METADATA = re.compile(
@@ -187,6 +192,14 @@ _BROKEN_WRITE = Failure(
 
 _CONNECTION_FAILURES = (
     (
+        ("toomanyredirects",),
+        Failure(
+            Kind.REFUSED,
+            "the server redirects in a loop",
+            "check the location, and whether it needs a login",
+        ),
+    ),
+    (
         ("causedasendentity",),
         Failure(
             Kind.CONNECT,
@@ -277,6 +290,15 @@ def _read_failure(error: BaseException) -> Failure:
     if _METADATA.search(text):  # any response from a cloud's own address for credentials
         return _NO_CREDENTIALS
     deletion = _DELETION.search(text)
+    status = _STATUS.search(text)
+    if status is not None and status[1] in ("400", "401", "403"):
+        expiry = _find_expiry(text)
+        if expiry is not None:
+            return Failure(
+                Kind.REFUSED,
+                f"the URL's signature expired at {expiry:%Y-%m-%d %H:%M:%S} UTC",
+                "sign it again, and set the new URL or token",
+            )
     found = deletion or _CODE.search(text)
     code = found[1] if found else ""
     if code in _CODES:
@@ -288,7 +310,6 @@ def _read_failure(error: BaseException) -> Failure:
         return Failure(
             Kind.REFUSED, f"the store did not remove the object ({code})", _DELETE_ACCESS
         )
-    status = _STATUS.search(text)
     if status is not None:
         return _of_status(status[1], code, text)
     if isinstance(error, FileNotFoundError):
@@ -336,6 +357,29 @@ def find_bad_key(error: BaseException) -> str | None:
     return (found[1] or found[2]) if found else None
 
 
+def _find_expiry(text: str) -> datetime | None:
+    """Return the time at which the signature of the URL in a message has expired; None if it has
+    not, or the message does not say so."""
+    signed = {name.replace("Goog", "Amz"): unquote(value) for name, value in _SIGNED.findall(text)}
+    said = _EXPIRY.search(text)
+    try:
+        if "se" in signed:
+            expiry = datetime.fromisoformat(signed["se"].replace("Z", "+00:00"))
+        elif "X-Amz-Date" in signed:
+            begin = datetime.strptime(signed["X-Amz-Date"], "%Y%m%dT%H%M%S%z")
+            expiry = begin + timedelta(seconds=int(signed["X-Amz-Expires"]))
+        elif "Expires" in signed:
+            expiry = datetime.fromtimestamp(int(signed["Expires"]), timezone.utc)
+        elif said is not None:
+            expiry = datetime.strptime(said[1], "%a, %d %b %Y %H:%M:%S GMT")
+        else:
+            return None
+    except (KeyError, OverflowError, ValueError):
+        return None
+    expiry = expiry.replace(tzinfo=expiry.tzinfo or timezone.utc)
+    return expiry if expiry < datetime.now(timezone.utc) else None
+
+
 def _of_status(status: str, code: str, text: str) -> Failure:
     """Return the failure for an HTTP status."""
     shown = f"HTTP {status}{f', {code}' if code else ''}"
@@ -350,9 +394,8 @@ def _of_status(status: str, code: str, text: str) -> Failure:
         return Failure(Kind.BUSY, f"the source is busy ({shown})", "")
     if status.startswith("5"):
         return Failure(Kind.AGAIN, f"the source failed ({shown})", "")
-    return Failure(
-        Kind.REFUSED, f"the server responded with {shown}", "check the location and `endpoint`"
-    )
+    kind = Kind.CONFLICT if status == "409" else Kind.REFUSED
+    return Failure(kind, f"the server responded with {shown}", "check the location and `endpoint`")
 
 
 def _of_connection(text: str, name: str) -> Failure:

@@ -4,7 +4,7 @@ and compared with every response."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,6 +25,9 @@ class ObjectVersion:
     version_id: str | None = None
     """The version id that the store has assigned. It can be used to read the version even after the
     object has been replaced. None unless the option `versions` of the store is set."""
+    quote: str = field(default='"', compare=False)
+    """What encloses the etag in conditions; "" for a server that sends etags without quotes, and
+    compares them so."""
 
     @property
     def stat(self) -> FileStat:
@@ -38,7 +41,7 @@ class ObjectVersion:
         if self.version_id is not None:
             return {"version": self.version_id}
         if self.etag:
-            return {"if_match": f'"{self.etag}"'}
+            return {"if_match": f"{self.quote}{self.etag}{self.quote}"}
         if self.modified:
             return {"if_unmodified_since": datetime.fromtimestamp(self.modified, timezone.utc)}
         return {}
@@ -78,6 +81,7 @@ def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVe
         etag=normalise_etag(meta["e_tag"]),
         modified=max(0, int(meta["last_modified"].timestamp())),
         version_id=meta["version"] if versions else None,
+        quote='"' if '"' in (meta["e_tag"] or '"') else "",
     )
 
 

@@ -36,6 +36,8 @@ _LISTED_BYTES = 250
 """The approximate number of bytes that an object takes in a listing, in addition to its key."""
 _OF_OBJECTS = (Kind.MISSING, Kind.CHANGED, Kind.EMPTY, Kind.BAD_KEY)
 """The kinds of failures for which the source is not at fault."""
+_DOUBTFUL = (Kind.EXPIRED, Kind.UNUSABLE, Kind.CHANGED, Kind.CONFLICT)
+"""The kinds of failures after which a request is tried _MAX_DOUBTFUL_ATTEMPTS times in all."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 """The kinds of failures after which a request is retried until it has failed for too long."""
 
@@ -205,6 +207,6 @@ async def attempt_within(
 
 def _is_final(failure: Failure, attempts: int) -> bool:
     """Return whether a request that has failed must not be retried."""
-    if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
+    if failure.kind in _DOUBTFUL:
         return attempts >= _MAX_DOUBTFUL_ATTEMPTS
     return failure.kind not in _TRIED_AGAIN

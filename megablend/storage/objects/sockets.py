@@ -108,9 +108,9 @@ class SocketReader:
         wanted = request.wanted
         assert wanted.version is not None
         target = await self._find_target(request)
-        head = b'%bIf-Match: "%b"\r\nRange: bytes=%d-%d\r\n\r\n' % (
+        head = b"%bIf-Match: %b\r\nRange: bytes=%d-%d\r\n\r\n" % (
             target.head,
-            wanted.version.etag.encode("latin-1"),
+            wanted.version.conditions["if_match"].encode("latin-1"),
             wanted.start,
             wanted.stop - 1,
         )

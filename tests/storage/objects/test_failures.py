@@ -17,6 +17,7 @@ import pytest
 
 from megablend.errors import DataError, MegablendError
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.store_options import parse_options
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.conftest import READER_KEYS
@@ -249,6 +250,39 @@ def test_expired_credentials_are_asked_for_again_and_then_told(
         )
         assert source.requests == 3 + 1  # and one for the end of the object
         assert CANARY not in "".join(traceback.format_exception(error))
+
+
+EXPIRED = {
+    "se=2026-09-02T00%3A01%3A00Z&sig=CANARY": "2026-09-02 00:01:00",
+    "se=2026-09-02&sig=CANARY": "2026-09-02 00:00:00",
+    "X-Amz-Date=20260902T000000Z&X-Amz-Expires=60&X-Amz-Signature=CANARY": "2026-09-02 00:01:00",
+    "X-Goog-Date=20260902T000000Z&X-Goog-Expires=60&X-Goog-Signature=CANARY": "2026-09-02 00:01:00",
+    "AWSAccessKeyId=CANARY&Expires=1788307260&Signature=CANARY": "2026-09-02 00:01:00",
+    "si=policy&sig=CANARY": "2026-09-02 00:02:00",
+}
+"""When signatures expired, by queries of signed URLs; the last one is said by the server alone."""
+POLICY = b"<Error><Code>AuthenticationFailed</Code>Expiry [Wed, 02 Sep 2026 00:02:00 GMT]</Error>"
+
+
+@pytest.mark.parametrize(("query", "time"), EXPIRED.items(), ids=[*map(str, range(6))])
+def test_a_signature_that_has_expired(obstore: None, query: str, time: str) -> None:
+    with FaultySource({"x": b"0123"}) as source:
+        source.body = POLICY if "si=" in query else b"<Error><Code>AccessDenied</Code></Error>"
+        source.faults = Faults(status={403: 1.0})
+        settings = ObjectOptions(urls=((f"{source.url}/x", query),))
+        with pytest.raises(DataError) as caught:
+            make_storage(objects=settings).stat(f"{source.url}/x")
+    assert f"the URL's signature expired at {time} UTC; sign it again" in str(caught.value)
+    assert "CANARY" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("query", ["se=2999-01-01&sig=s", "se=soon&sig=s", "X-Amz-Expires=60"])
+def test_a_signature_that_has_not_expired(obstore: None, query: str) -> None:
+    with FaultySource({"x": b"0123"}) as source:
+        source.faults = Faults(status={403: 1.0})
+        settings = ObjectOptions(urls=((f"{source.url}/x", query),))
+        with pytest.raises(DataError, match="access is denied"):
+            make_storage(objects=settings).stat(f"{source.url}/x")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from megablend.errors import UnsupportedFileError
+from megablend.errors import RefusedFileError, UnsupportedFileError
 from megablend.storage.by_scheme import make_storage
 
 pytestmark = pytest.mark.usefixtures("obstore")
@@ -52,6 +52,10 @@ class Server:
     """The status of answers to HEAD."""
     redirects: dict[str, str] = field(default_factory=dict)
     """Paths to where they redirect."""
+    etag: str = '"a"'
+    """The only value of If-Match that is not answered with 412."""
+    asked: list[str] = field(default_factory=list)
+    """The paths of all requests."""
 
 
 def without(name: str) -> Callable[[Reply], Reply]:
@@ -78,6 +82,16 @@ def send_whole(reply: Reply) -> Reply:
     return Reply(200, {"ETag": '"a"'}, DATA)
 
 
+def compress_whole(reply: Reply) -> Reply:
+    return compress(send_whole(reply))
+
+
+def fail_once(status: int) -> Callable[[Reply], Reply]:
+    """As a proxy does in passing."""
+    failures = iter([Reply(status, {}, b"")])
+    return lambda reply: next(failures, reply)
+
+
 def send_page(reply: Reply) -> Reply:
     return Reply(200, {"Content-Type": "text/html"}, b"<html>log in</html>")
 
@@ -89,14 +103,13 @@ SERVERS = {
     "no etag and no time": Server(without("ETag")),
     "an encoding that is a property of the file": Server(with_header("Content-Encoding", "gzip")),
     "one byte": Server(data=b"z"),
+    "etags without quotes": Server(with_header("ETag", "a"), etag="a"),
+    "409 once": Server(fail_once(409)),
+    "412 once": Server(fail_once(412)),
     "empty": Server(data=b""),
     "empty, refuses HEAD": Server(data=b"", heads=405),
 }
 FAULTS = {
-    "redirects in a loop": (
-        Server(redirects={"/x": "/y", "/y": "/x"}),
-        "the server redirects in a loop; check",
-    ),
     "whole files": (
         Server(send_whole),
         "does not support byte-range requests; use a server that does, or copy",
@@ -108,6 +121,10 @@ FAULTS = {
     ),
     "compresses": (
         Server(compress),
+        r"compresses its responses \(Content-Encoding: gzip\); turn off compression",
+    ),
+    "compresses whole files": (
+        Server(compress_whole),
         r"compresses its responses \(Content-Encoding: gzip\); turn off compression",
     ),
     "chunks": (
@@ -138,13 +155,19 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_HEAD(self) -> None:
+            server.asked.append(self.path)
             self.send_response(server.heads)
             self.send_header("Content-Length", str(len(server.data)))
             self.end_headers()
 
         def do_GET(self) -> None:
+            server.asked.append(self.path)
             if (target := server.redirects.get(self.path)) is not None:
                 self._send(Reply(302, {"Location": target}, b""))
+            elif self.headers.get("If-Match", server.etag) != server.etag:
+                self._send(Reply(412, {}, b""))
+            elif "Range" not in self.headers:
+                self._send(server.change(Reply(200, {"ETag": server.etag}, server.data)))
             else:
                 first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
                 self._send(server.change(partial_reply(server.data, int(first), int(last) + 1)))
@@ -200,3 +223,16 @@ def test_what_is_wrong_with_the_server_is_said_at_once(url: str, says: str) -> N
         str(caught.value),
     )
     assert time.monotonic() - begin < 200
+
+
+LOOP = Server(redirects={"/x": "/y", "/y": "/x"})
+
+
+@pytest.mark.parametrize("url", [LOOP], indirect=True)
+def test_a_loop_of_redirects_is_followed_once(url: str) -> None:
+    """Each round takes as long as ten requests."""
+    LOOP.asked.clear()
+    says = "cannot be read: the server redirects in a loop; check the location, and whether it"
+    with pytest.raises(RefusedFileError, match=says):
+        make_storage().find(url)
+    assert len(LOOP.asked) <= 2 * 11  # for the beginning of the file, and for its end

@@ -44,6 +44,10 @@ credential_process = sh -c 'echo canary >&2; exit 1'
 credential_process = echo '["canary"]'
 [profile of-two-lines]
 credential_process = echo '{{"Version": 1, "AccessKeyId": "KEY\\n", "SecretAccessKey": "canary"}}'
+[profile of-a-device]
+role_arn = arn:aws:iam::123456789012:role/reader
+source_profile = file
+mfa_serial = arn:aws:iam::123456789012:mfa/someone
 [profile refused]
 role_arn = arn:aws:iam::123456789012:role/reader
 source_profile = file
@@ -186,6 +190,10 @@ def test_a_file_of_profiles_that_cannot_be_parsed_is_named(profiles: None, tmp_p
             r"profile 'refused' of .*\(.*; correct the profile until `aws sts get-caller-identity --profile refused`",
         ),
         ("of-two-lines", "profile 'of-two-lines' of .*: a key has a line break"),
+        (
+            "of-a-device",
+            r"profile 'of-a-device' of .*(mfa_serial|MFA token).*; run `aws configure export-credentials --profile of-a-device",
+        ),
     ],
 )
 def test_keys_that_a_profile_does_not_give_are_named_while_reading(

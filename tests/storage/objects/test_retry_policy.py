@@ -72,10 +72,8 @@ def repeat(kind: Kind) -> Iterator[Kind]:
 
 @pytest.mark.parametrize(
     ("kind", "tried"),
-    [(Kind.EXPIRED, 3), (Kind.UNUSABLE, 3)]
-    + [
-        (kind, 1) for kind in (Kind.CHANGED, Kind.MISSING, Kind.EMPTY, Kind.NO_RANGES, Kind.REFUSED)
-    ],
+    [(kind, 3) for kind in (Kind.EXPIRED, Kind.UNUSABLE, Kind.CHANGED, Kind.CONFLICT)]
+    + [(kind, 1) for kind in (Kind.MISSING, Kind.EMPTY, Kind.NO_RANGES, Kind.REFUSED)],
 )
 def test_how_often_what_is_refused_is_tried(
     monkeypatch: pytest.MonkeyPatch, kind: Kind, tried: int
