@@ -32,7 +32,7 @@ from megablend.cli.runs import amend, runs, skip
 from megablend.distributed.base import REPORT_SECONDS, exit_code, on_failure
 from megablend.distributed.fail_together import RankError
 from megablend.distributed.launch import is_later_rank
-from megablend.errors import MegablendError
+from megablend.errors import LaunchError, MegablendError
 from megablend.system.failures import translate
 
 
@@ -86,9 +86,6 @@ def main() -> NoReturn:
     except click.ClickException as error:
         with contextlib.suppress(OSError):
             error.show()
-        if on_failure and is_later_rank(os.environ):
-            on_failure.clear()  # the first rank prints it
-            time.sleep(REPORT_SECONDS)
         _end(error)
     except MegablendError as error:
         cause = error.__cause__
@@ -134,6 +131,10 @@ def _say(message: str) -> None:
 
 def _end(error: BaseException) -> NoReturn:
     """Report the error that makes the command fail, and exit."""
+    is_of_all = isinstance(error, click.ClickException | LaunchError)
+    if on_failure and is_of_all and is_later_rank(os.environ):
+        on_failure.clear()  # the first rank prints it
+        time.sleep(REPORT_SECONDS)
     cause = error.__cause__
     for report in on_failure:
         report(error, cause.rank if isinstance(cause, RankError) else None)

@@ -66,18 +66,22 @@ class Command(click.Command):
         before = log.level
         log.setLevel(level.upper())
         try:
-            return super().invoke(ctx)
+            return self.call(ctx)
         finally:
             log.setLevel(before)
+
+    def call(self, ctx: click.Context) -> Any:
+        """Call the command's function."""
+        return super().invoke(ctx)
 
 
 class FirstRankCommand(Command):
     """A command that changes what a cache holds. If several ranks run it, the first one does so and
     prints the result; the others wait for it, and end with its exit code."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command on the first rank, or in each process if they cannot find each other.
-        Raises: ConfigError on all ranks if their arguments differ."""
+    def call(self, ctx: click.Context) -> Any:
+        """Call the command's function on the first rank, or in each process if they cannot find
+        each other. Raises: ConfigError on all ranks if their arguments differ."""
         from megablend.distributed.find_job import program_launch
         from megablend.distributed.same_settings import check_same_settings
 
@@ -87,13 +91,13 @@ class FirstRankCommand(Command):
                 launch = stack.enter_context(program_launch())
             except LaunchError as error:  # the cache's lock keeps processes apart
                 LOG.info("this process does not wait for others: %s", error)
-                return super().invoke(ctx)
+                return super().call(ctx)
             if launch.size == 1:
-                return super().invoke(ctx)
+                return super().call(ctx)
             try:
                 check_same_settings(launch, ctx.params)
                 if launch.rank == 0:
-                    super().invoke(ctx)
+                    super().call(ctx)
             except BaseException as error:  # the first rank's is raised below
                 failure = error
             code = launch.bcast(None if failure is None else exit_code(failure))

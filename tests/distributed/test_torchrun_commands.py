@@ -130,6 +130,13 @@ def test_a_wrong_option_is_one_json_object(launch: Launch, config: Path) -> None
     assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
 
 
+def test_a_wrong_launcher_is_one_json_object(config: Path) -> None:
+    command = [*driver(2)[:-1], "-m", "megablend", "build", str(config), "--json"]
+    done = run(command, OMPI_COMM_WORLD_SIZE=2)
+    assert json.loads(done.stdout)["error"]["kind"] == "LaunchError"
+    assert done.returncode == 2
+
+
 def test_records_are_changed_once(config: Path) -> None:
     """By the first rank; the others wait for it."""
     megablend.build(config)
