@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 import numpy as np
 import pytest
 
-from megablend.errors import ChangedFileError, MissingFileError
+from megablend.errors import ChangedFileError, MissingFileError, RefusedFileError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.store_options import parse_options
 from tests.storage.objects.servers.fill import AzureContainer, GoogleBucket
 
@@ -51,3 +55,28 @@ def test_azure(azurite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     box.put("a/x.bin", DATA[::-1])
     with pytest.raises(ChangedFileError, match=r"a/x.bin: was replaced while it was in use"):
         storage.read("az://box/a/x.bin", 0, 100)
+
+
+@pytest.mark.parametrize("is_in_environment", [False, True])
+def test_an_expired_signature_of_azure(
+    azurite: str, monkeypatch: pytest.MonkeyPatch, is_in_environment: bool
+) -> None:
+    import obstore
+    from obstore.store import AzureStore
+
+    box = AzureContainer(azurite, f"signed{int(is_in_environment)}")
+    for name, value in box.environment.items():
+        monkeypatch.setenv(name, value)
+    box.put("x.bin", DATA)
+    store = AzureStore(box.name, endpoint=azurite, client_options={"allow_http": True})
+    url, _, query = obstore.sign(store, "GET", "x.bin", timedelta(0)).partition("?")
+    time.sleep(1.5)
+    options = ObjectOptions(urls=((url, query),))
+    if is_in_environment:
+        url = f"az://{box.name}/x.bin"
+        monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", query)
+        options = parse_options({"az://": {"endpoint": azurite}})
+    with pytest.raises(RefusedFileError, match=r"signature expired at 20.* UTC; sign it") as caught:
+        make_storage(objects=options).stat(url)
+    assert "sig=" not in str(caught.value)
