@@ -160,8 +160,9 @@ def change_while_it_is_read(bench: Remote) -> None:
 
     def read_before_another_build(self: Chain) -> Record | None:
         last = read_last(self)
-        bench.patch.setattr(Chain, "read_last", read_last)
-        megablend.build(bench.config | {"samples": 60})
+        if self.key == "runs/default":
+            bench.patch.setattr(Chain, "read_last", read_last)
+            megablend.build(bench.config | {"samples": 60})
         return last
 
     bench.patch.setattr(Chain, "read_last", read_before_another_build)
