@@ -119,7 +119,7 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     if not any(_differs(stage, cut.stages[-1]) for stage in (added[0], *replaced)):
         raise PlanError(
             f"run {cut.run!r}: amending from sample {stop:,} on would change nothing; change a setting that affects the order "
-            "of samples (masks do not)"
+            f"of samples; masks need no amendment, only `from: {stop}` in their stage"
         )
     cut.check_indices(requested, stop)
     _check_later_data(cut, requested, committed)

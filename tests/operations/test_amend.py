@@ -301,6 +301,15 @@ def test_what_cannot_be_amended(
         assert found.at >= given["at"]
 
 
+def test_masks_need_no_amendment(config: dict[str, Any]) -> None:
+    """The error of `amend` says how to change only masks, and that is enough."""
+    edited = config | {"stages": [FIRST, FIRST | {"from": 112, "create_attention_mask": True}]}
+    with pytest.raises(megablend.PlanError, match="masks need no amendment, only `from: 112`"):
+        megablend.amend(edited, at=100)
+    dataset = megablend.open(edited)
+    assert [k for k in (0, 111, 112, 639) if "attention_mask" in dataset[k]] == [112, 639]
+
+
 def test_before_the_first_sample_a_run_is_reset(config: dict[str, Any], tmp_path: Path) -> None:
     edited = config | {"stages": [NEXT]}
     path = tmp_path / "run.json"
