@@ -31,6 +31,7 @@ def find_warnings(compiled: Compiled) -> list[str]:
     samples = run.plan.counts(run.num_samples)
     tokens = np.array(run.data.tokens, dtype=np.int64)
     return [
+        *_warn_of_unread(compiled, samples),
         *_warn_of_small(compiled, samples, tokens),
         *_warn_of_repeated(compiled, samples, tokens),
     ]
@@ -44,6 +45,19 @@ def warn_of_run(compiled: Compiled) -> list[str]:
         *_warn_of_ends(compiled),
         *warn_of_epochs(compiled.run),
         *_warn_of_shared_files(compiled),
+    ]
+
+
+def _warn_of_unread(compiled: Compiled, samples: Int64s) -> list[str]:
+    """Return a warning if sources have a share, but give no sample, since their caps are smaller
+    than one. For the arguments, see `_warn_of_small`."""
+    shared = np.array([share > 0 for share in compiled.requested])
+    unread = np.flatnonzero(shared & (samples == 0))
+    if not len(unread):
+        return []
+    return [
+        f"{compiled.split}: {_count(len(unread), 'has', 'have')} a share, but caps that allow no sample of it: "
+        f"{compiled.sources[unread[0]].name!r}; raise the caps, or give a share of 0"
     ]
 
 

@@ -3,6 +3,7 @@ name a blend or a length that would be accepted."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -49,7 +50,18 @@ def _check_only_stage(compiled: Compiled) -> None:
     caps = [cap_of(source, n, length, extra) for source, n in zip(sources, tokens, strict=True)]
     # From 1 / weight samples on, a source's share is at least one sample before rounding
     needed = max((-(-1 // weight) for weight in weights if weight), default=1)
-    longest = longest_stage(weights, caps, redistribute=False) if any(weights) else None
+    redistribute = compiled.stages[0].config.on_exhausted == "redistribute"
+    longest = longest_stage(weights, caps, redistribute=redistribute) if any(weights) else None
+    if redistribute and any(
+        weight > 0 and not total for weight, total in zip(weights, totals, strict=True)
+    ):
+        # Each source gives more samples to a longer run, though their shares change with its length
+        needed = bisect_left(
+            range(needed if longest is None else min(needed, longest)),
+            True,
+            lo=sum(totals),
+            key=lambda n: min(filter(None, capped_shares(compiled.requested, caps, n))) * n >= 1,
+        )
     for source, weight, total, source_tokens, cap in zip(
         sources, weights, totals, tokens, caps, strict=True
     ):

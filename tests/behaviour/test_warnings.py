@@ -47,6 +47,17 @@ def test_small_and_often_read_sources_are_said(config: dict[str, Any]) -> None:
     assert warnings(config | {"warnings": {"min_source_samples": None}}) == []
 
 
+def test_a_source_whose_cap_allows_no_sample_is_said(config: dict[str, Any]) -> None:
+    config |= {"on_exhausted": "redistribute", "warnings": {"max_epochs": None}}
+    config["sources"][0]["max_epochs"] = 2  # 6 tokens, and a sample has 8
+    (unread,) = warnings_before_and_after(config, "capped")
+    assert unread.startswith(
+        "train: 1 source has a share, but caps that allow no sample of it: 's0'"
+    )
+    config["sources"][0]["max_epochs"] = 3
+    assert "caps that allow no sample" not in str(warnings_before_and_after(config, "fits"))
+
+
 def test_a_run_that_its_last_share_shortens_is_said(config: dict[str, Any]) -> None:
     quiet = config | {"warnings": {"max_epochs": None, "min_source_samples": None}}
     parts = quiet | {"stages": [{"share": 0.3}, {"share": 0.7}]}

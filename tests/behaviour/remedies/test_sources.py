@@ -212,6 +212,9 @@ test_shares = table(
     fault("no length that fits", shares({"weight": 1, "max_epochs": 1}, {"weight": 0.00001}),
           "No length fits: a run needs at least 100,001 samples to include one of each source, but the caps allow only",
           *(shares({"weight": 1, "max_epochs": 1}, {"weight": weight}) for weight in (0.1, 0))),
+    fault("a longer run than the shares as redistributed allow",
+          ({"on_exhausted": "redistribute"}, shares({"weight": 1, "max_epochs": 1}, {"weight": 0.00001})),
+          "samples or more has at least one of each.*`samples: ([^`]+)`", {"samples": "{1}"}),
     fault("no plan that is long enough", shares({"weight": 1}, {"weight": "1e-18"}), "^(?!.*set `).*but can have at most",
           shares({"weight": 1}, {"weight": 0.1})),
     *(fault(f"a run of no sample in {unit}", {"samples": None, unit: value}, f"`{unit}: ([^`]+)`", {unit: "{1}"})
