@@ -140,20 +140,26 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
         record, ledger = read_ledger(store, run)
         if ledger is None:
             raise overtaken(store, run)
-        is_taken = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
+        # Where the file system ignores case, a name that is not listed may have a ledger
+        present = load_ledger(cache, new)
         # If a rename was interrupted, both names may have this ledger already, with its skips
-        if is_taken and (
-            load_ledger(cache, new) != renamed
-            or load_skips(store, renamed) != load_skips(store, ledger)
+        if present is not None and (
+            present != renamed or load_skips(store, renamed) != load_skips(store, ledger)
         ):
             raise ConfigError(
                 f"{cache}: a run {new!r} already exists; remove it first, or choose another name"
             )
-        if not is_taken:
+        if present is None:
             # Skips are written before the ledger, so that a run of the new name always has them
             skips = copy_skips(store, ledger, new)
-            save_ledger(cache, renamed, skips=skips)
+            try:
+                save_ledger(cache, renamed, skips=skips)
+            except BaseException:
+                # A later run of this name and plan would have them
+                if new not in run_names(cache):
+                    forget_skips(store, new)
+                raise
         mark_moved(store, run)
         # Not what another process has made of the run in a cache without locks
         store.remove_record(RUNS, run, record)

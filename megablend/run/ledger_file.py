@@ -177,9 +177,11 @@ def read_ledger(store: CacheStore, run: str) -> tuple[Record | None, Ledger | No
     except ValueError as error:
         raise CacheError(f"{place}: {error}") from None
     if ledger.run != run:  # it would be written, and its skips looked for, under the other name
+        remedy = "rename the file back; to rename a run, use `megablend runs rename`"
+        if ledger.run.lower() == run.lower():
+            remedy += ", with a name that also differs where the file system ignores case"
         raise CacheError(
-            f"{place}: found the ledger of run {ledger.run!r}, expected that of {run!r}; rename the file back; to "
-            "rename a run, use `megablend runs rename`"
+            f"{place}: found the ledger of run {ledger.run!r}, expected that of {run!r}; {remedy}"
         )
     return record, ledger
 

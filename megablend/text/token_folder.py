@@ -4,6 +4,7 @@ store. A token file under its final name is complete, and is never written again
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -99,14 +100,15 @@ class TokenFolder:
         final = Path(self.location, name)
         with written.open("rb+") as file:
             flush(file)
-        if final.exists():
-            return  # it has the same bytes; an index may have recorded its inode
+        parent = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.link(written, final)  # fails if another process has just committed the file
-        except FileExistsError:
-            return
-        except OSError:  # a file system without hard links
-            written.rename(final)
+            with contextlib.suppress(OSError):  # not supported by some network file systems
+                fcntl.flock(parent, fcntl.LOCK_EX)
+            # A file that exists has the same bytes; an index may have recorded its inode and times
+            if not final.exists():
+                written.rename(final)
+        finally:
+            os.close(parent)
         flush_folder(final.parent)
 
     def read(self, name: str) -> bytes | None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.caches.base import RUNS
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, MegablendError
 from megablend.run.ledger_file import load_ledger
@@ -149,6 +150,25 @@ def test_the_ledger_counts_through_builds_renames_and_resets(config: dict[str, A
     assert not skips_path(config, "new").exists()
     megablend.build(named)
     assert skipped(longer, "new") == []
+
+
+def test_a_rename_that_fails_leaves_no_skips_to_another_run(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LocalCacheStore.write_record
+
+    def fill(self: LocalCacheStore, kind: str, *arguments: Any) -> None:
+        if kind == RUNS:
+            raise CacheError("no space left on device")
+        write(self, kind, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalCacheStore, "write_record", fill)
+        with pytest.raises(CacheError, match="no space"):
+            megablend.rename_run(config["cache"], "default", "new")
+    megablend.remove_run(config["cache"], "default")
+    megablend.build(config | {"run": "new"})
+    assert skipped(config, "new") == []
 
 
 def changes(config: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], list[tuple[int, int]]]]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.errors import ConfigError
+from megablend.caches.local import LocalCacheStore
+from megablend.errors import CacheError, ConfigError
 from megablend.system.build_lock import build_lock
 from tests.runs import documents, make_config, write_source
 
@@ -147,6 +148,25 @@ def test_a_rename_that_was_interrupted_is_completed(
     assert names(config) == ["demo", "other"]
     megablend.rename_run(config, "demo", "other")
     assert names(config) == ["other"]
+
+
+def test_names_that_the_file_system_does_not_distinguish(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = LocalCacheStore._path
+
+    def path_without_case(self: LocalCacheStore, *names: str) -> Path:
+        return path(self, *(name.lower() for name in names))
+
+    megablend.skip(config, 8, 16, batch_size=4)
+    monkeypatch.setattr(LocalCacheStore, "_path", path_without_case)
+    for call in (
+        lambda: megablend.rename_run(config, "demo", "Demo"),
+        lambda: megablend.build(config | {"run": "Demo"}),
+    ):
+        with pytest.raises(CacheError, match=r"run 'demo', expected that of 'Demo'.*ignores case"):
+            call()
+    assert megablend.open(config).skips.ranges == ((8, 16),)
 
 
 def test_a_slip_in_a_path_is_no_empty_cache(tmp_path: Path, config: dict[str, Any]) -> None:

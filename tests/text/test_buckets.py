@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,20 @@ def test_a_file_is_there_after_requests_that_collided(
     monkeypatch.setattr(ObjectPrefix, "create", lambda *_: False)
     folder.commit(tmp_path / "part", "a/0.parquet")
     assert folder.read("a/0.parquet") == b"tokens"
+
+
+def test_a_committed_file_does_not_change_again(tmp_path: Path) -> None:
+    """A build that finds it records its inode and times; FUSE shows a later change only after a second."""
+    folder = TokenFolder(str(tmp_path / "tokens"), ObjectOptions())
+    final = tmp_path / "tokens/a/0.parquet"
+    states = []
+    for _ in range(2):
+        with folder.writing("a") as path:
+            path.write_bytes(b"tokens")
+            folder.commit(path, "a/0.parquet")
+            states.append(final.stat())
+            time.sleep(0.02)  # longer than the clock of file systems ticks
+        states.append(final.stat())
+    assert {(state.st_ino, state.st_ctime_ns, state.st_nlink) for state in states} == {
+        (states[0].st_ino, states[0].st_ctime_ns, 1)
+    }

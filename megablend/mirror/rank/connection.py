@@ -7,11 +7,13 @@ import itertools
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from megablend.errors import ConfigError
 from megablend.mirror.disk.room import Need
 from megablend.mirror.node.frames import Kind, pack, pack_json, pack_needs, read_frame, unpack_error
 from megablend.mirror.rank.opening import NodeLostError, Opener
@@ -51,6 +53,9 @@ class Connection:
         starts: bool = True,
     ) -> None:
         self._opener = Opener(options, objects, agreed, starts)
+        self._refusal = ""
+        self._refused_at = -math.inf
+        """The monotonic time at which opening last failed, with the error `_refusal`."""
         self.unlock_after_fork()
         unlock_in_children(self)
 
@@ -126,8 +131,9 @@ class Connection:
         """Send a request, without repeating it. Raises: the same errors as `request`; _EndedError
         if the node process exits in the meantime."""
         answer = Future[bytes]()
+        asked_at = time.monotonic()
         with self._lock:
-            connection = self._socket or self._open()
+            connection = self._socket or self._open(asked_at)
             number = next(self._numbers)
             if kind != Kind.DUE:
                 self._pending[number] = answer
@@ -141,10 +147,17 @@ class Connection:
             self._drop(connection)
             raise _EndedError(str(error)) from None
 
-    def _open(self) -> socket.socket:
-        """Open a socket, and start the thread that receives responses. Raises: see
-        `Opener.open`."""
-        connected = self._opener.open()
+    def _open(self, asked_at: float) -> socket.socket:
+        """Open a socket, and start the thread that receives responses. Threads that waited since
+        `asked_at` while another one failed get its error. Raises: see `Opener.open`."""
+        if asked_at < self._refused_at:
+            raise ConfigError(self._refusal)
+        try:
+            connected = self._opener.open()
+        except ConfigError as error:
+            self._refusal = str(error)
+            self._refused_at = time.monotonic()
+            raise
         self._socket = connected
         threading.Thread(
             target=self._receive,

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,28 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
         ):
             make(settings).stat(f"{source.url}/d/x")
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]
+
+
+def test_threads_that_wait_for_a_start_share_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def fail(*_: Any, **__: Any) -> subprocess.CompletedProcess[bytes]:
+        starts.append(1)
+        time.sleep(1)
+        return subprocess.CompletedProcess([], 2, b"", b"m: does not support holes")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with (
+        mirror(tmp_path / "m", "s3://bucket") as settings,
+        concurrent.futures.ThreadPoolExecutor(4) as pool,
+    ):
+        storage = make(settings)
+        for number in (1, 2):  # later calls try again
+            asked = [pool.submit(storage.stat, f"s3://bucket/{i}") for i in range(4)]
+            assert all("holes" in str(each.exception()) for each in asked)
+            assert len(starts) == number
 
 
 def test_a_job_goes_on_if_its_node_process_cannot_be_started_again(
