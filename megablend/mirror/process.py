@@ -22,6 +22,7 @@ from megablend.storage.location import MIRROR_VARIABLE
 from megablend.storage.mirror_options import EtcdOptions, MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.clients import divide_limits
+from megablend.system.failures import translating
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ def main() -> None:
         report(_READY)
 
     try:
-        run_node(options, objects, is_service=False, ready=ready)
+        with translating(options.folder):
+            run_node(options, objects, is_service=False, ready=ready)
     except FolderInUseError:
         report(_READY)  # another process serves the clients
     except MegablendError as error:

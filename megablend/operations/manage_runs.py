@@ -106,9 +106,14 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
 
 def list_runs_of(cache: CacheStore) -> list[RunSummary | DamagedRun]:
     """List the runs of an open cache; see `list_runs`."""
+    listed = [_load_listed(cache, name) for name in run_names(cache)]
+    # Afterwards, since builds commit an index before the run that reads it
     indices = set(list_snapshots(cache))
-    runs = [_list_run(cache, name, indices) for name in run_names(cache)]
-    return [run for run in runs if run is not None]
+    return [
+        RunSummary(**_summarize(run, indices)) if isinstance(run, Ledger) else run
+        for run in listed
+        if run is not None
+    ]
 
 
 def show_run(what: ConfigLike, run: str) -> RunCommitment:
@@ -251,17 +256,12 @@ def _check_exists(cache: CacheStore, run: str) -> None:
         )
 
 
-def _list_run(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
-    """Return the entry of a run in the result of `list_runs`; None if the run has been removed.
-
-    Args:
-        indices: digests of the indexes that the cache has.
-    """
+def _load_listed(cache: CacheStore, run: str) -> Ledger | DamagedRun | None:
+    """Load the ledger of a listed run. Return None if the run has been removed."""
     try:
-        ledger = load_ledger(cache, run)
+        return load_ledger(cache, run)
     except CacheError as error:
         return DamagedRun(run=run, problem=str(error))
-    return None if ledger is None else RunSummary(**_summarize(ledger, indices))
 
 
 def _summarize(ledger: Ledger, indices: set[str]) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.caches.base import CacheStore
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, ConfigError
+from megablend.operations import manage_runs
 from megablend.system.build_lock import build_lock
 from tests.runs import documents, make_config, write_source
 
@@ -55,6 +57,21 @@ def test_runs_are_listed_and_shown_by_cache_or_config(
     assert [source["share"] for source in shown.to_dict()["blend"]["sources"]] == ["1/2", "1/2"]
     (tmp_path / "cache" / "runs" / "bad.json").write_text("{")
     assert [("problem" in run.to_dict()) for run in megablend.list_runs(config)] == [True, False]
+
+
+def test_a_run_that_is_built_meanwhile_has_its_index(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_source(tmp_path / "data", 2, "arrow", documents(2, 60, 30, 5)) | {"weight": 1}
+    list_all = manage_runs.run_names
+
+    def build_first(cache: CacheStore) -> list[str]:
+        megablend.build(config | {"run": "new", "sources": [source]})
+        return list_all(cache)
+
+    monkeypatch.setattr(manage_runs, "run_names", build_first)
+    listed = [run.to_dict() for run in megablend.list_runs(config)]
+    assert [(run["run"], run["index_exists"]) for run in listed] == [("demo", True), ("new", True)]
 
 
 @pytest.mark.parametrize("order", ["block", "document", "sequential"])

@@ -273,6 +273,15 @@ def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:
         assert sorted(each.name for each in (tmp_path / "full").iterdir()) == ["mine"]
 
 
+def test_a_folder_without_room_for_a_socket_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m" / "node.sock").mkdir(parents=True)
+    (tmp_path / "m" / "mirror.json").write_text('{"format": 1, "id": "a"}')
+    with mirror(tmp_path / "m", "s3://bucket") as settings:
+        with pytest.raises(ConfigError, match=r"^mirror: .*node\.sock: Is a directory; "):
+            make(settings).stat("s3://bucket/x")
+        (tmp_path / "m" / "node.sock").rmdir()
+
+
 def test_threads_that_wait_for_a_start_share_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
