@@ -28,9 +28,10 @@ messages to stderr; `--json` prints one JSON object on stdout.
 Every command takes `-v` (print what is done; `-vv` prints more), `-q` (print only errors) and `--log-level`. Progress, with the
 time that is left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once per node, by the first
 command that needs them, which prints a message. `build`, `index`, `megatron-cache` and `node fill` are run by all processes of a
-job. `amend`, `skip`, `gc` and `runs rename`, `reset` and `remove` are done and printed by the first rank where all run them
-with the same arguments; the others wait for it, and end with its exit code. A program of which one rank alone changes a run
-calls the Python function: a command would wait for the other ranks. Run all others in one process.
+job. `gc` and `runs rename`, `reset` and `remove` are done and printed by the first rank where all
+run them with the same arguments; the others wait for it, and end with its exit code. A program of which one rank alone does so
+calls the Python function: a command would wait for the other ranks. `amend` and `skip` may be run by all ranks or by one: what is
+repeated changes nothing. Run all others in one process.
 
 Shells complete commands and options after this line in their start-up file:
 

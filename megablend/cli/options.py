@@ -76,8 +76,10 @@ class Command(click.Command):
 
 
 class FirstRankCommand(Command):
-    """A command that changes what a cache holds. If several ranks run it, the first one does so and
-    prints the result; the others wait for it, and end with its exit code."""
+    """A command that cannot be repeated, such as the renaming of a run. If several ranks run it,
+    the first one does so and prints the result; the others wait for it, and end with its exit
+    code. A rank alone would wait, too, so commands that a program may start on one rank are not of
+    this class."""
 
     def call(self, ctx: click.Context) -> Any:
         """Call the command's function on the first rank, or in each process if they cannot find

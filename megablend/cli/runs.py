@@ -178,7 +178,7 @@ def _write_setting(key: str, source: dict[str, Any]) -> str:
     return "" if value is None else str(value)
 
 
-@command(cls=FirstRankCommand)
+@command()
 @click.argument("config")
 @click.option(
     "--at",
@@ -309,7 +309,7 @@ def print_fitting(unit: int) -> None:
     )
 
 
-@command(cls=FirstRankCommand)
+@command()
 @of_what
 @click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
 @click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")

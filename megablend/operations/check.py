@@ -99,7 +99,8 @@ def check(
         storage: the storage that finds and reads files, instead of the config's storage.
 
     Raises: ConfigError, PlanError if config and index disagree; CacheError if no index has the
-        config's files, or the cache is damaged; StateError if `state` is not a valid state.
+        config's files, the cache is damaged, or there is no run whose steps could be checked;
+        StateError if `state` is not a valid state.
     """
     session = Session(config, cache=cache, storage=storage)
     checked_config = session.config
@@ -110,6 +111,9 @@ def check(
     parsed = None if state is None else State.from_dict(state)
     position = None if parsed is None else parsed.consumed_samples
     run, uncommitted = (None, None) if ledger is None else _open(session, parsed)
+    if ledger is None and micro_batch_size is not None:
+        # Raises an error unless the state names a plan: there are no steps to check
+        run = open_run(checked_config, "train", parsed, storage=session.storage)
     store = open_stores(checked_config, digests, session.storage)
     withdrawn = checked_config.withdrawn if uncommitted is None else ()
     result = check_store(checked_config, store, withdrawn=withdrawn, progress=progress)

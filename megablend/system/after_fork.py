@@ -59,8 +59,9 @@ def _finish_imports() -> None:
     """Wait until other threads have imported the modules of this package that they have begun to
     import: the child could not replace Python's locks of these modules, and would wait for ever."""
     for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        if name.startswith("megablend.") and getattr(spec, "_initializing", False):
+        if not name.startswith("megablend."):  # to look at a lazy module would import it
+            continue
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
             with contextlib.suppress(Exception):  # raised in the other thread, too
                 import_module(name)
 

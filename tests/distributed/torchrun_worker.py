@@ -8,6 +8,8 @@ one       every rank runs the command with --json, but rank 1 finds no file
 exit      every rank runs the command, but rank 1 exits, as a program's handler of signals may
 two       every rank runs gc, with options of its own
 alone     rank 0 alone runs gc, in a process of its own
+every     every rank skips the same samples, without looking for the others
+skip      the same by rank 1 alone
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ def main() -> None:
         sys.exit(9)
     if how in ("first", "api", "alone") and rank != 0:
         return
+    if how == "skip" and rank != 1:
+        return
     if how == "api":
         import megablend
 
@@ -43,6 +47,9 @@ def main() -> None:
         sys.argv = ["megablend", "gc", config]
         if "PMI_RANK" in os.environ:
             sys.exit(subprocess.run([sys.executable, "-m", *sys.argv], check=False).returncode)
+    if how in ("every", "skip"):
+        sys.argv = ["megablend", "skip", config, "--from", "0", "--to", "4", "--batch", "4"]
+        vars(torch_job)["process_group"] = mock.Mock(side_effect=AssertionError)
     if how in ("one", "exit") and rank == 1:
         from megablend.errors import MissingFileError
         from megablend.operations import build

@@ -335,6 +335,13 @@ def test_what_is_replaced_while_training_is_an_error(
     loader.close()
 
 
+def test_steps_of_a_run_that_does_not_exist_are_not_called_right(config: dict[str, Any]) -> None:
+    other = config | {"run": "other"}
+    assert megablend.check(other).problems == ()
+    with pytest.raises(CacheError, match=r"contains no run 'other'; run `megablend build CONFIG`"):
+        megablend.check(other, micro_batch_size=2)
+
+
 def test_a_config_that_was_edited_but_not_amended_is_told(
     config: dict[str, Any], tmp_path: Path
 ) -> None:

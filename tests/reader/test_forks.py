@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -87,3 +89,17 @@ def test_while_another_thread_imports_a_module(
     monkeypatch.setattr("tests.reader.test_forks.SECONDS", 20)
     assert run_in_child(is_done) == 0
     thread.join()
+
+
+def test_a_fork_does_not_look_at_modules_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may be imported when an attribute of theirs is asked for."""
+    asked = []
+
+    class LazyModule(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setitem(sys.modules, "some_lazy_module", LazyModule("some_lazy_module"))
+    assert run_in_child(lambda: True) == 0
+    assert asked == []

@@ -150,9 +150,11 @@ def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str |
     """If a folder belongs to a table, such as a Delta Lake table, or contains tables, return the
     problem with reading all data files in the folder, `paths`. Return None if it does not, or if
     this cannot be determined."""
-    parents = dict.fromkeys(location.get_parent(path) for path in paths if _UUID.search(path))
-    if not parents:
+    # One path a folder, since there may be millions
+    found = {path.rpartition("/")[0]: path for path in paths if _UUID.search(path)}
+    if not found:
         return None  # without a request to an object store
+    parents = map(location.get_parent, found.values())
     # If a bucket is called `data`, the location above it is only a scheme: do not search other
     # buckets
     tops = dict.fromkeys(filter(location.get_name, chain(*map(_list_tops, [folder, *parents]))))
