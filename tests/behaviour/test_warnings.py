@@ -58,6 +58,35 @@ def test_a_source_whose_cap_allows_no_sample_is_said(config: dict[str, Any]) -> 
     assert "caps that allow no sample" not in str(warnings_before_and_after(config, "fits"))
 
 
+def is_refused(config: dict[str, Any]) -> bool:
+    try:
+        megablend.describe(config)
+    except megablend.PlanError:
+        return True
+    return False
+
+
+def test_the_least_length_that_gives_each_source_a_sample(tmp_path: Path) -> None:
+    """Where caps are redistributed, shares depend on the length."""
+    sources = [
+        write_source(tmp_path, number, "arrow", [list(range(1, 400))], num_files=1)
+        | {"weight": weight}
+        for number, weight in enumerate((1, 0.001, 0.01))
+    ]
+    sources[0]["max_epochs"] = 1
+    config = make_config(tmp_path, sources, samples=45) | {"on_exhausted": "redistribute"}
+    megablend.build(config | {"samples": 100})
+    config["run"] = "short"
+    with pytest.raises(megablend.PlanError, match="gets none of the 45 samples") as refused:
+        megablend.build(config)
+    found = re.search(r"A run of (\d+) samples or more has at least one", str(refused.value))
+    assert found is not None, refused.value
+    needed = int(found[1])
+    shortest = next(n for n in range(45, 1200) if not is_refused(config | {"samples": n}))
+    assert shortest <= needed <= shortest + 10  # rounding may give one to less than a whole sample
+    assert not any(is_refused(config | {"samples": n}) for n in range(needed, needed + 20))
+
+
 def test_a_run_that_its_last_share_shortens_is_said(config: dict[str, Any]) -> None:
     quiet = config | {"warnings": {"max_epochs": None, "min_source_samples": None}}
     parts = quiet | {"stages": [{"share": 0.3}, {"share": 0.7}]}

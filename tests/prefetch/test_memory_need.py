@@ -16,7 +16,7 @@ import pytest
 import megablend
 from megablend.inspect.description import RunDescription
 from megablend.prefetch.memory_budget import batches_of, plan_budget
-from megablend.prefetch.memory_need import check_memory
+from megablend.prefetch.memory_need import FIRST_SAMPLES, check_memory
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.windows import make_schedules
 from megablend.reader.dataset import Dataset
@@ -148,6 +148,25 @@ def test_what_a_loader_asks_for_when_it_opens_is_what_reading_demands(
             with_memory(run, figure)
             batches = list(megablend.Loader(Dataset(run), **loader))
             assert len(batches) == run.num_samples // (micro_batch_size * ranks)
+
+
+def test_a_large_page_at_the_end_of_a_long_run_is_found(tmp_path: Path) -> None:
+    """More samples precede it than are examined at first, and memory is plentiful for these."""
+    pages = [100_000] * 9 + [4_000_000]
+    config = {
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 256,
+        "epochs": 1,
+        "order": "sequential",
+        "lanes": 1,
+        "shuffle_window": 1,
+        "sources": [write_pages(tmp_path, "a", pages, "uint16", dictionary=False)],
+    }
+    megablend.build(config)
+    dataset = megablend.open(config | {"memory": "6MiB"})
+    assert len(dataset) > 4 * FIRST_SAMPLES
+    with pytest.raises(megablend.ConfigError, match="blocks of a step of 4 samples"):
+        megablend.Loader(dataset, micro_batch_size=4)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -192,7 +192,7 @@ def test_a_file_of_profiles_that_cannot_be_parsed_is_named(profiles: None, tmp_p
         ("of-two-lines", "profile 'of-two-lines' of .*: a key has a line break"),
         (
             "of-a-device",
-            r"profile 'of-a-device' of .*(mfa_serial|MFA token).*; run `aws configure export-credentials --profile of-a-device",
+            r"profile 'of-a-device' of .*cannot ask for the code that mfa_serial needs.*; run `aws configure export-credentials --profile of-a-device",
         ),
     ],
 )
