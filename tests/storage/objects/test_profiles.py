@@ -192,12 +192,16 @@ def test_a_file_of_profiles_that_cannot_be_parsed_is_named(profiles: None, tmp_p
         ("of-two-lines", "profile 'of-two-lines' of .*: a key has a line break"),
         (
             "of-a-device",
-            r"profile 'of-a-device' of .*cannot ask for the code that mfa_serial needs.*; run `aws configure export-credentials --profile of-a-device",
+            r"profile 'of-a-device' of .*(mfa_serial|MFA token).*; run `aws configure export-credentials --profile of-a-device",
         ),
     ],
 )
 def test_keys_that_a_profile_does_not_give_are_named_while_reading(
-    profiles: None, profile: str, message: str
+    profiles: None, profile: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = []
+    for reads in ("_raw_input", "fallback_getpass"):  # with a terminal, and without
+        monkeypatch.setattr(f"getpass.{reads}", lambda *given, **_: asked.append(given))
     with FaultySource({"b/x": b"0123"}) as source, pytest.raises(DataError, match=message):
         find_key(source, profile=profile, give_up_after=1)
+    assert asked == []  # a job has nobody who would answer
