@@ -16,6 +16,7 @@ from megablend.caches.base import CacheStore
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, ConfigError
 from megablend.operations import manage_runs
+from megablend.run.ledger_file import run_names
 from megablend.system.build_lock import build_lock
 from tests.runs import documents, make_config, write_source
 
@@ -63,11 +64,10 @@ def test_a_run_that_is_built_meanwhile_has_its_index(
     tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_source(tmp_path / "data", 2, "arrow", documents(2, 60, 30, 5)) | {"weight": 1}
-    list_all = manage_runs.run_names
 
     def build_first(cache: CacheStore) -> list[str]:
         megablend.build(config | {"run": "new", "sources": [source]})
-        return list_all(cache)
+        return run_names(cache)
 
     monkeypatch.setattr(manage_runs, "run_names", build_first)
     listed = [run.to_dict() for run in megablend.list_runs(config)]
