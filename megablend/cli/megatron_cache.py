@@ -238,13 +238,6 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 )
 @_options(_TOKENIZER_FLAGS)
 @click.option(
-    "--blend",
-    "interleaving",
-    default="greedy",
-    show_default=True,
-    help="greedy (Megatron's), or largest-remainder.",
-)
-@click.option(
     "--max-memory",
     metavar="SIZE",
     help="Memory for the arrays of a node's ranks, such as 64G, plus 0.2G per rank. [default: most of the free memory]",

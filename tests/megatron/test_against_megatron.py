@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import signal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,16 +13,11 @@ import torch
 from megatron.core.datasets import gpt_dataset, helpers
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from megablend.blend.allocate import largest_remainder
-from megablend.distributed.base import SingleProcess
 from megablend.errors import ConfigError, PlanError
 from megablend.megatron import MegablendDatasetBuilder, prepare
-from megablend.megatron.cache_builder.build_cache import prepare_cache
-from megablend.megatron.request.config import request_of
 from tests.megatron.plugin_data import known
 from tests.megatron.reference import Case, config_of, draw_case, megatron_build
 from tests.pairs import contents, write_pair
-from tests.storages import STORAGE
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),
@@ -353,43 +347,3 @@ def test_oversampling_is_refused_with_a_surplus_that_suffices(tmp_path: Path) ->
     prepare(config_of(tmp_path / "ours", **options), [20_000, 0, 0])
     megatron_build(config_of(tmp_path / "theirs", **options), [20_000, 0, 0])
     assert contents(tmp_path / "ours").items() <= contents(tmp_path / "theirs").items()
-
-
-@pytest.mark.parametrize("weights", [[0.3, 0.2, 0.5], None])
-@pytest.mark.parametrize("size", [None, 1000, 3000])
-def test_largest_remainder_never_meets_megatrons_names(
-    weights: list[float] | None, size: int | None, tmp_path: Path
-) -> None:
-    prefixes = [write_pair(tmp_path / f"{i}", [20] * (300 * i + 100)) for i in range(3)]
-    options: dict[str, Any] = {
-        "blend": (prefixes, weights),
-        "split": "1",
-        "mid_level_dataset_surplus": 0.0,
-    }
-    sizes = [1000 if weights and size is None else size, 0, 0]
-    megatron_build(config_of(tmp_path / "theirs", **options), sizes)
-    request = request_of(
-        config_of(tmp_path / "ours", **options), sizes, interleaving="largest-remainder"
-    )
-    (split,) = prepare_cache(request, launch=SingleProcess(), storage=STORAGE).splits
-    ours = contents(tmp_path / "ours")
-    theirs = contents(tmp_path / "theirs")
-    shared = {name for name in ours if "-GPTDataset-" in name}
-    assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
-    own = {name.split("-", 1)[1]: tmp_path / "ours" / name for name in set(ours) - set(theirs)}
-    kind = "MegablendLargestRemainderDataset-train"
-    assert set(own) == {
-        f"{kind}-{rest}"
-        for rest in ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
-    }
-    datasets, samples = (
-        np.load(own[f"{kind}-{array}.npy"]) for array in ("dataset_index", "dataset_sample_index")
-    )
-    lengths = [job.num_samples for job in split.datasets]
-    wanted = sizes[0] or sum(lengths)
-    wanted = min(wanted, sum(lengths)) if weights is None else wanted
-    counts = largest_remainder([Fraction(share) for share in weights or lengths], wanted)
-    for dataset, count in enumerate(counts):
-        assert np.array_equal(np.sort(samples[datasets == dataset]), np.arange(count))
-    assert len(datasets) == wanted
-    assert prepare_cache(request, launch=SingleProcess(), storage=STORAGE).missing == frozenset()

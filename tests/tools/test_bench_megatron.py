@@ -29,7 +29,6 @@ RUNS = {
         ["--samples", "70000", "--datasets", "40", "--part", "3000"],
         [
             "plan: ready in",
-            "shuffled: CPU",
             "Megatron's greedy",
             "ours are the same there",
             "megablend's greedy: CPU",

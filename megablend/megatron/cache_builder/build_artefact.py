@@ -16,13 +16,11 @@ from megablend.formats.base import Array
 from megablend.megatron.cache_builder.commit import ArtefactWriter, Commits
 from megablend.megatron.cache_builder.lengths import LengthReader, check_part, read_part
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
-from megablend.megatron.exact.blend import ExactBlend
 from megablend.megatron.exact.greedy import exhaustive, greedy
-from megablend.megatron.exact.permuted import largest_remainder_blend
 from megablend.megatron.exact.samples import sample_rows
 from megablend.megatron.exact.shuffle import Generator, document_index, shuffle_index
 from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SmallDataset, fill_small_datasets
-from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
+from megablend.megatron.request.request import CacheRequest
 
 _SMALL = 1 << 16
 """Number of samples below which shuffling a dataset takes less time than starting a thread."""
@@ -107,7 +105,7 @@ def build_divided(
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
     """Write the dataset index and the dataset sample index of a blend, part by part. Raises:
     CacheError if the cache cannot be written; StoppedError."""
-    blend = _blend(job)
+    blend = exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
     with (
         ArtefactWriter(job.artefact, commits) as out,
         out.array("dataset_index") as datasets,
@@ -118,12 +116,6 @@ def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
             next_datasets, next_samples = blend.draw(count, threads=threads)
             datasets.append(next_datasets)
             samples.append(next_samples)
-
-
-def _blend(job: BlendJob) -> ExactBlend:
-    if job.interleaving == LARGEST_REMAINDER:
-        return largest_remainder_blend(job.shares, job.num_samples, job.seed)
-    return exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
 
 
 def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator]:

@@ -15,7 +15,6 @@ from megablend.distributed.assign import assign_longest_first
 from megablend.errors import ConfigError
 from megablend.megatron.cache_builder.free_memory import free_memory
 from megablend.megatron.cache_builder.work_plan import BlendJob, Job
-from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
 PIECE_BYTES = 1 << 24
 """Approximate number of bytes of a sample index that a thread computes before it writes them."""
@@ -26,13 +25,12 @@ _NS = {
     "length": 10.0,
     "row": 5.0,
     "sample": 15.0,
-    GREEDY: 70.0,
-    LARGEST_REMAINDER: 20.0,
+    "blended": 70.0,
     "artefact": 2e6,
 }
 """Time in nanoseconds that one thread takes for an entry of a document index, for looking up a
 document's length, for a row of a sample index, for an entry of a shuffle index, for a sample of a
-blend (by interleaving), and for creating the files of an artefact. These are rough values, used to
+blend, and for creating the files of an artefact. These are rough values, used to
 sort jobs and for the estimate of a dry run."""
 _USABLE = 0.8
 """The fraction of a node's free memory that is used if no limit is given."""
@@ -71,7 +69,7 @@ def estimate_cost(job: Job) -> CostEstimate:
         return CostEstimate(
             memory=memory,
             overlapped=memory,
-            cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples),
+            cost=round(_NS["artefact"] + _NS["blended"] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
     # The copy of the lengths as bytes (see `exact.samples`) is also counted

@@ -10,11 +10,9 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
-from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.megatron.cache_builder.lengths import PartSize
@@ -27,14 +25,14 @@ from megablend.megatron.exact.epochs import (
 )
 from megablend.megatron.exact.greedy import greedy
 from megablend.megatron.request.description import (
-    BLEND_CLASSES,
+    BLEND_CLASS,
     base_name,
     blend_description,
     dataset_description,
     shared_members,
 )
 from megablend.megatron.request.layout import DatasetPart, SplitLayout, layouts, normalized
-from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS, CacheRequest
+from megablend.megatron.request.request import SPLITS, CacheRequest
 from megablend.system import count_cpus
 
 PartKey = tuple[str, tuple[float, float]]
@@ -92,9 +90,6 @@ class BlendJob:
     """Requested number of samples; None for all samples of all datasets."""
     lengths: tuple[int, ...]
     """The number of samples of each dataset."""
-    interleaving: str
-    seed: int
-    """Seed for an interleaving that is random."""
 
     @property
     def name(self) -> str:
@@ -105,12 +100,6 @@ class BlendJob:
     def made_of(self) -> list[int]:
         """The numbers that the arrays depend on, in addition to the description."""
         return list(self.lengths)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The relative shares of the datasets, not normalized: the weights; or, if datasets are
-        weighted by their lengths, the exact lengths."""
-        return self.lengths if self.layout.weights is None else self.weights
 
     @property
     def num_samples(self) -> int:
@@ -244,13 +233,13 @@ def _blend_job(
                     f"{request.sequence_length:,}, so Megatron cannot blend it; leave the dataset out, or give "
                     "this split a larger share of the dataset"
                 )
-    size = _blend_size(request, layout, lengths)
+    size = _blend_size(layout, lengths)
     weights: list[float] | list[int] = list(lengths if layout.weights is None else layout.weights)
     if size is not None:
         weights = normalized(weights)
     described = [job.artefact.description for job in datasets]
     text = blend_description(request, layout.split, described, weights, size)
-    name = base_name(text, BLEND_CLASSES[request.interleaving], layout.split)
+    name = base_name(text, BLEND_CLASS, layout.split)
     entries = sum(lengths) if size is None else size
     arrays = (
         ArraySpec(name="dataset_index", shape=(entries,), dtype="int16"),
@@ -262,17 +251,15 @@ def _blend_job(
         weights=tuple(weights),
         size=size,
         lengths=lengths,
-        interleaving=request.interleaving,
-        seed=request.random_seed,
     )
 
 
-def _blend_size(request: CacheRequest, layout: SplitLayout, lengths: tuple[int, ...]) -> int | None:
+def _blend_size(layout: SplitLayout, lengths: tuple[int, ...]) -> int | None:
     if layout.size is None:
         return None
     if layout.targets is None:
         return min(layout.size, sum(lengths))
-    return layout.size if request.interleaving == LARGEST_REMAINDER else sum(layout.targets)
+    return sum(layout.targets)
 
 
 def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
@@ -308,8 +295,6 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
 def _bound_holds(job: BlendJob) -> bool:
     """Return whether upper bounds of the counts show that every dataset has enough samples. The
     samples of the blend then need not be counted."""
-    if job.interleaving != GREEDY:
-        return False
     rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)
     bounds = [weight * (job.num_samples - 1) + 1 + rounding for weight in job.weights]
     return all(bound < length + 1 for bound, length in zip(bounds, job.lengths, strict=True))
@@ -317,8 +302,6 @@ def _bound_holds(job: BlendJob) -> bool:
 
 def _counts(job: BlendJob) -> list[int]:
     """Return the number of samples that the blend takes from each dataset."""
-    if job.interleaving == LARGEST_REMAINDER:
-        return largest_remainder([Fraction(share) for share in job.shares], job.num_samples)
     blend = greedy(job.weights, job.num_samples)
     counts = np.zeros(len(job.weights), np.int64)
     while blend.step < blend.size:

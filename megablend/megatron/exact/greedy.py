@@ -4,7 +4,7 @@ weighted share.
 Every step depends on all earlier steps. Threads can still compute parts of the steps at the same
 time, because the number of samples taken from each dataset before a part begins can be guessed
 almost exactly. Each guess is checked as soon as the part before is finished
-(`Greedy._compute_next`).
+(`Greedy._compute_parts`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from megablend.arrays import Float64s, Int16s, Int64s
 from megablend.errors import PlanError
 from megablend.kernels.exact.greedy import fill, fill_by_scan
-from megablend.megatron.exact.blend import ExactBlend
 from megablend.megatron.request.request import MAX_DATASETS
 
 MAX_SCANNED = 32
@@ -66,12 +65,14 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
     return Greedy(caps / np.float64(total), caps.astype(np.float64), total)
 
 
-class Greedy(ExactBlend):
+class Greedy:
     """A blend whose steps each take a sample from the dataset with the greatest error, that is, the
     one furthest behind its share. A dataset may have a cap, its maximum number of samples.
 
     Datasets with the same weight and cap form a group and take turns in order. If a blend has few
     datasets, all of them are scanned at each step, and each dataset is a group of its own.
+
+    Samples are computed in order, any number at a time, so that the caller can limit the memory.
     """
 
     min_part = 1 << 17
@@ -86,7 +87,10 @@ class Greedy(ExactBlend):
             raise PlanError(
                 f"found a blend of {len(weights):,} datasets; expected 1 to {MAX_DATASETS:,}"
             )
-        super().__init__(size)
+        self.size = size
+        """Total number of samples."""
+        self.step = 0
+        """Number of the next sample to compute."""
         # Whether errors only grow while a dataset waits. If a weight is negative, NaN or too large,
         # they may fall, and the faster kernel would miss a winner.
         errors_grow = bool(np.all((weights >= 0) & (weights * max(1, size) < _EXACT)))
@@ -110,20 +114,34 @@ class Greedy(ExactBlend):
         self._caps = caps[leaders]
         self._state: _State = np.zeros(len(leaders)), np.zeros(len(leaders), np.int64)
 
-    def _compute_next(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
-        """See ExactBlend. Each thread but the first begins its part from a guessed state. The guess
-        is checked, so the result is always exact."""
-        size = len(datasets)
-        parts = max(1, min(threads, size // self.min_part)) if self._converges else 1
+    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
+        """Compute the next `count` samples. Each thread but the first begins its part from a
+        guessed state. The guess is checked, so the result is always exact.
+
+        Args:
+            threads: number of threads; the result does not depend on it.
+
+        Returns: the number of the dataset of each sample, int16 [count]; and the number of the
+            sample within its dataset, int64 [count].
+        Raises: PlanError if fewer samples are left.
+        """
+        if count > self.size - self.step:
+            raise PlanError(
+                f"{count:,} samples requested, but the blend has only {self.size - self.step:,} of {self.size:,} left"
+            )
+        datasets = np.empty(count, np.int16)
+        samples = np.empty(count, np.int64)
+        parts = max(1, min(threads, count // self.min_part)) if self._converges else 1
         if parts == 1:
             self._run_kernel(self._state, self.step, datasets, samples)
-            self.step += size
-            return
+            self.step += count
+            return datasets, samples
         at_once = parts * self.max_part
         with ThreadPoolExecutor(parts) as pool:
-            for first in range(0, size, at_once):
+            for first in range(0, count, at_once):
                 stop = first + at_once
                 self._compute_parts(pool, parts, datasets[first:stop], samples[first:stop])
+        return datasets, samples
 
     def _compute_parts(
         self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from megablend.errors import ConfigError
 from megablend.megatron.compat import setting
-from megablend.megatron.request.request import GREEDY, SPLITS, Blend, CacheRequest
+from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
 from megablend.megatron.request.tokenizer import identifiers_of
 
 
@@ -30,9 +30,7 @@ class DatasetConfig(Protocol):
     add_extra_token_to_sequence: bool
 
 
-def request_of(
-    config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY
-) -> CacheRequest:
+def request_of(config: DatasetConfig, sizes: Sequence[int | None]) -> CacheRequest:
     """Return the CacheRequest for a config and the numbers of samples of train, valid and test.
 
     Raises: ConfigError if Megatron would reject these arguments or use mock data.
@@ -59,7 +57,6 @@ def request_of(
         mid_level_dataset_surplus=setting(config, "mid_level_dataset_surplus"),
         drop_last_partial_validation_sequence=config.drop_last_partial_validation_sequence,
         add_extra_token_to_sequence=config.add_extra_token_to_sequence,
-        interleaving=interleaving,
     )
 
 

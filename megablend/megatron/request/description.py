@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megablend.megatron.request.layout import DatasetPart, matrix_of
-from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS, CacheRequest
+from megablend.megatron.request.request import SPLITS, CacheRequest
 
-BLEND_CLASSES = {GREEDY: "BlendedDataset", LARGEST_REMAINDER: "MegablendLargestRemainderDataset"}
+BLEND_CLASS = "BlendedDataset"
 
 
 def shared_members(request: CacheRequest, split: int) -> str:
@@ -63,7 +63,7 @@ def blend_description(
     indented = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")
     return _object(
         [
-            _members({"class": BLEND_CLASSES[request.interleaving]}),
+            _members({"class": BLEND_CLASS}),
             f'    "datasets": [\n{8 * " "}{indented}\n    ]',
             _members({"split": SPLITS[split], "weights": list(weights), "size": size}),
         ]

@@ -242,7 +242,6 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         multiple_validation_sets=flags["multiple_validation_sets"],
         full_validation=flags["full_validation"],
         mid_level_dataset_surplus=flags["mid_level_dataset_surplus"],
-        interleaving=flags["interleaving"],
     )
 
 

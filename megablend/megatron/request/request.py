@@ -15,8 +15,6 @@ from megablend.megatron.request.address import check_prefix
 SPLITS = ("train", "valid", "test")
 MAX_DATASETS = 32_766
 """Maximum number of datasets in a blend: dataset numbers are stored in 16 bits."""
-GREEDY = "greedy"
-LARGEST_REMAINDER = "largest-remainder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +71,6 @@ class CacheRequest:
     lengths_at: Mapping[str, str] = field(default_factory=dict)
     """For each address that is not a `.bin/.idx` pair: the path of the `.npy` file with the lengths
     of its documents (int32)."""
-    interleaving: str = GREEDY
-    """GREEDY, which is Megatron's own interleaving, or LARGEST_REMAINDER. Blends of the latter have
-    a different class name."""
 
     def __post_init__(self) -> None:
         if not self.path_to_cache:
@@ -96,10 +91,6 @@ class CacheRequest:
         surplus = self.mid_level_dataset_surplus
         if not (isinstance(surplus, numbers.Real) and 0 <= surplus < math.inf):
             raise ConfigError(f"the mid-level surplus is {surplus!r}; expected 0 or more")
-        if self.interleaving not in (GREEDY, LARGEST_REMAINDER):
-            raise ConfigError(
-                f"blend {self.interleaving!r} is unknown; choose {GREEDY} or {LARGEST_REMAINDER}"
-            )
         if (self.blend is None) == (self.blend_per_split is None):
             raise ConfigError(
                 "expected either one blend for all splits (--data-path) or blends by split (--train-data-path, ...)"

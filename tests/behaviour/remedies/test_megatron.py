@@ -234,8 +234,6 @@ test_cache = table(
     fault("too little memory", give(max_memory="1k"),
           r"need ([\d,]+) bytes of memory, but .*; raise --max-memory, free memory, or request fewer samples",
           lambda bench: bench.change({"max_memory": bench.said[1].replace(",", "")})),
-    fault("an interleaving", give(blend="x"), r"blend 'x' is unknown; choose (\S+) or (\S+)$", give(blend="{1}"),
-          give(blend="{2}")),
     fault("a legacy file", legacy, "is in Megatron's legacy format; recreate it with Megatron's tools/preprocess_data.py",
           write([20] * 300)),
     fault("a negative length", spoil_length, "sequence 0 has -5 tokens; expected 0 or more: restore the file", write([20] * 300)),

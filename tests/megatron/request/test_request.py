@@ -66,11 +66,6 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
         r"surplus is -0\.1; expected 0 or more",
         [{"mid_level_dataset_surplus": 0}],
     ),
-    (
-        {"interleaving": "best"},
-        r"blend 'best' is unknown; choose greedy or largest-remainder",
-        [{"interleaving": name} for name in ("greedy", "largest-remainder")],
-    ),
     ({"blend": None}, r"either one blend for all splits", [{}, BY_SPLIT]),
     ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits", [{}, BY_SPLIT]),
     (
