@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,13 @@ def build_dataset(
     Raises: DataError if the `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
-    documents, generator = _documents(job, request)
+    generator = Generator(request.random_seed)
+    documents = document_index(
+        np.arange(job.size.begin, job.size.end, dtype=np.int32),
+        job.num_epochs,
+        generator,
+        job.samples_before_final is not None,
+    )
     with ArtefactWriter(job.artefact, commits) as out, contextlib.ExitStack() as stack:
         shuffling = None
         if overlap and job.num_samples >= _SMALL:
@@ -72,34 +77,6 @@ def build_dataset(
             _write_shuffle_index(job, generator, out)
         else:
             shuffling.result()
-
-
-def build_divided(
-    job: DatasetJob,
-    request: CacheRequest,
-    commits: Commits,
-    *,
-    begun: Callable[[Path, Path], None],
-    await_rows: Callable[[], None],
-) -> None:
-    """Write the document and shuffle index of a dataset, while all ranks write parts of its sample
-    index.
-
-    Args:
-        begun: called with two paths: the file of the document index, which is complete, and the
-            file of the sample index, which has its full size but no content yet.
-        await_rows: waits until the sample index is complete.
-
-    For the other arguments and the errors raised, see build_dataset.
-    """
-    documents, generator = _documents(job, request)
-    with ArtefactWriter(job.artefact, commits) as out:
-        out.write("document_index", documents)
-        del documents
-        out.reserve("sample_index")
-        begun(out.path("document_index"), out.path("sample_index"))
-        _write_shuffle_index(job, generator, out)
-        await_rows()
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
@@ -116,15 +93,6 @@ def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
             next_datasets, next_samples = blend.draw(count, threads=threads)
             datasets.append(next_datasets)
             samples.append(next_samples)
-
-
-def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator]:
-    """Make the document index. Returns the index, and the random generator that has shuffled it."""
-    generator = Generator(request.random_seed)
-    documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
-    is_final_separate = job.samples_before_final is not None
-    index = document_index(documents, job.num_epochs, generator, is_final_separate)
-    return index, generator
 
 
 def _write_sample_index(

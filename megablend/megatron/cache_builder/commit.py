@@ -335,8 +335,9 @@ class ArtefactWriter:
     def array(self, name: str) -> Iterator[ArrayFile]:
         """Open the file of an array, as a context manager. All rows must be written when the
         context ends."""
-        spec = self._spec(name)
-        with self._new_file(spec) as fd:
+        (spec,) = (spec for spec in self._artefact.arrays if spec.name == name)
+        self._written.add(name)
+        with self._commits.new_file(self._artefact.file_name(name)) as fd:
             array = ArrayFile(fd, spec, self._commits.stop)
             yield array
             array.close()
@@ -345,28 +346,6 @@ class ArtefactWriter:
         """Write a whole array to its file."""
         with self.array(name) as file:
             file.append(array)
-
-    def path(self, name: str) -> Path:
-        """Return the path of an array's file before it is committed."""
-        return self._commits.folder / self._artefact.file_name(name)
-
-    def reserve(self, name: str) -> None:
-        """Create the file of an array with its full size, filled with zeros. Other ranks write the
-        entries."""
-        spec = self._spec(name)
-        with self._new_file(spec) as fd:
-            write_all(fd, [spec.header])
-            os.truncate(fd, len(spec.header) + spec.nbytes)
-
-    def _spec(self, name: str) -> ArraySpec:
-        (spec,) = (spec for spec in self._artefact.arrays if spec.name == name)
-        return spec
-
-    @contextmanager
-    def _new_file(self, spec: ArraySpec) -> Iterator[int]:
-        self._written.add(spec.name)
-        with self._commits.new_file(self._artefact.file_name(spec.name)) as fd:
-            yield fd
 
     def __exit__(
         self,

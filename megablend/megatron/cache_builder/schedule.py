@@ -34,15 +34,11 @@ blend, and for creating the files of an artefact. These are rough values, used t
 sort jobs and for the estimate of a dry run."""
 _USABLE = 0.8
 """The fraction of a node's free memory that is used if no limit is given."""
-DIVIDED_NS = 5e8
-"""Minimum cost (in nanoseconds) of a sample index that all ranks build together. For cheaper ones,
-the communication would take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """The estimated memory and time of a job. The last four fields apply if all ranks build the
-    job's sample index together; they are 0 if a job cannot be divided."""
+    """The estimated memory and time of a job."""
 
     memory: int
     """Number of bytes of arrays if the sample and the shuffle index are built one after the
@@ -51,15 +47,6 @@ class CostEstimate:
     """Number of bytes of arrays if the sample and the shuffle index are built at the same time."""
     cost: int
     """Time in nanoseconds if one thread does all the work."""
-    parts_cost: int = 0
-    """The part of `cost` that is divided among the ranks."""
-    owner_memory: int = 0
-    """Number of bytes of arrays on the rank that owns the job."""
-    lengths: int = 0
-    """Number of bytes of lengths on each rank while it counts its part."""
-    gathered: int = 0
-    """Number of bytes that the lengths, in the order of the document index, take on all ranks
-    together. They are in memory from counting until the rows are written."""
 
 
 def estimate_cost(job: Job) -> CostEstimate:
@@ -75,18 +62,14 @@ def estimate_cost(job: Job) -> CostEstimate:
     # The copy of the lengths as bytes (see `exact.samples`) is also counted
     lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
-    own = round(
-        _NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples
-    )
-    parts = round(_NS["length"] * documents.shape[0] + _NS["row"] * job.num_samples)
     return CostEstimate(
         memory=max(gathering, shuffle.nbytes),
         overlapped=gathering + shuffle.nbytes,
-        cost=own + parts,
-        parts_cost=parts,
-        owner_memory=max(documents.nbytes, shuffle.nbytes),
-        lengths=lengths,
-        gathered=documents.nbytes,
+        cost=round(
+            _NS["artefact"]
+            + (_NS["document"] + _NS["length"]) * documents.shape[0]
+            + (_NS["sample"] + _NS["row"]) * job.num_samples
+        ),
     )
 
 
@@ -126,25 +109,6 @@ class Assignment:
     """Number of bytes of memory for the jobs."""
     threads: int
     """Number of threads for all jobs together."""
-    divided: frozenset[int] = frozenset()
-    """The numbers of the jobs whose sample index is built by all ranks that have work."""
-    part: int = -1
-    """The number of this rank's part of each divided job; -1 for an idle rank."""
-    num_parts: int = 0
-    reserved: int = 0
-    """Number of bytes of memory for this rank's parts of divided jobs."""
-
-    def takes(self, number: int, estimate: CostEstimate) -> CostEstimate:
-        """Return the memory and time that a job takes on the rank that owns it.
-
-        Args:
-            number: the number of the job.
-            estimate: the cost of the whole job.
-        """
-        if number not in self.divided:
-            return estimate
-        own = estimate.owner_memory
-        return CostEstimate(memory=own, overlapped=own, cost=estimate.cost - estimate.parts_cost)
 
     @property
     def workers(self) -> int:
@@ -192,57 +156,16 @@ def assign_jobs(
         if working[node.host] < free // max(1, max_memory):
             working[node.host] += 1
             workers.append(rank)
-    spare = min(memory[host] // working[host] for host in memory) - max_memory
-    divided, reserved = _choose_divided(estimates, len(workers), spare)
-    costs = [
-        estimate.cost - estimate.parts_cost * (number in divided)
-        for number, estimate in enumerate(estimates)
-    ]
+    costs = [estimate.cost for estimate in estimates]
     assigned = dict(zip(workers, assign_longest_first(costs, len(workers)), strict=True))
     return [
         Assignment(
             jobs=tuple(assigned.get(rank, ())),
-            memory=memory[node.host] // working[node.host] - reserved,
+            memory=memory[node.host] // working[node.host],
             threads=max(1, len(cores[node.host]) // working[node.host]),
-            divided=divided,
-            part=workers.index(rank) if rank in assigned else -1,
-            num_parts=len(workers),
-            reserved=reserved,
         )
         for rank, node in enumerate(nodes)
     ]
-
-
-def _choose_divided(
-    estimates: Sequence[CostEstimate], num_parts: int, spare: int
-) -> tuple[frozenset[int], int]:
-    """Choose the jobs whose sample index all ranks build together. These are jobs so large that one
-    rank would still be working on them when all others are finished.
-
-    Args:
-        num_parts: the number of ranks that have work.
-        spare: number of bytes of memory that remain on a rank while it builds its largest job.
-    Returns: the numbers of these jobs, and the number of bytes that each rank needs for its parts.
-    """
-    if num_parts == 1:
-        return frozenset(), 0
-    mean_cost = sum(estimate.cost for estimate in estimates) / num_parts
-    large = [number for number, estimate in enumerate(estimates) if estimate.cost > mean_cost / 2]
-    chosen: list[int] = []
-    lengths = 0
-    gathered = 0
-    reserved = 0
-    for number in sorted(large, key=lambda number: -estimates[number].cost):
-        estimate = estimates[number]
-        if estimate.parts_cost < DIVIDED_NS or estimate.gathered < 4 * num_parts:
-            continue
-        lengths = max(lengths, estimate.lengths)
-        gathered += -(-estimate.gathered // num_parts)
-        if lengths + gathered + 2 * PIECE_BYTES > spare:
-            break
-        chosen.append(number)
-        reserved = lengths + gathered + 2 * PIECE_BYTES
-    return frozenset(chosen), reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,15 +195,10 @@ def forecast(
     memory = Counter[str]()
     seconds = 0.0
     for assignment, node in zip(assignments, nodes, strict=True):
-        on_rank = [assignment.takes(job, estimates[job]) for job in assignment.jobs]
+        on_rank = [estimates[job] for job in assignment.jobs]
         by_memory = sorted((estimate.overlapped for estimate in on_rank), reverse=True)
         memory[node.host] += min(assignment.memory, sum(by_memory[: assignment.workers]))
         costs = [estimate.cost for estimate in on_rank]
-        if assignment.part >= 0:
-            memory[node.host] += assignment.reserved
-            costs += [
-                estimates[job].parts_cost // assignment.num_parts for job in assignment.divided
-            ]
         seconds = max(seconds, sum(costs) / assignment.threads / 1e9, max(costs, default=0) / 1e9)
     return Forecast(
         ranks=sum(bool(assignment.jobs) for assignment in assignments),

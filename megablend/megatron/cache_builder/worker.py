@@ -1,9 +1,9 @@
 """Build one rank's share of the jobs. Several threads build jobs at the same time, as many as fit
 into the rank's memory, the most expensive jobs first.
 
-While the threads work, all ranks exchange heartbeats a few times a second. A heartbeat contains the
-rank's progress, and the messages that other ranks wait for (see parts.py). So all ranks notice at
-the next heartbeat if a rank has failed or exited, however long their own work would take.
+While the threads work, all ranks exchange heartbeats a few times a second, with their progress. So
+all ranks notice at the next heartbeat if a rank has failed or exited, however long their own work
+would take.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from megablend.distributed.base import Communicator
@@ -24,13 +22,11 @@ from megablend.megatron.cache_builder.build_artefact import (
     TOGETHER_BYTES,
     build_blend,
     build_dataset,
-    build_divided,
     build_small,
     is_small,
 )
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.lengths import LengthReader
-from megablend.megatron.cache_builder.parts import Message, Parts
 from megablend.megatron.cache_builder.schedule import (
     PIECE_BYTES,
     Assignment,
@@ -40,9 +36,9 @@ from megablend.megatron.cache_builder.schedule import (
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
-_Heartbeat = tuple[bool, int, int, list[Message]]
-"""The content of a heartbeat: whether the rank has finished, the numbers of files and bytes that it
-has built, and its messages."""
+_Heartbeat = tuple[bool, int, int]
+"""The content of a heartbeat: whether the rank has finished, and the numbers of files and bytes
+that it has built."""
 _TICK_SECONDS = 0.2
 """Maximum number of seconds between two heartbeats."""
 _WIND_DOWN_SECONDS = 1.0
@@ -75,9 +71,7 @@ def build_share(
         finished = False
         while not finished:
             heartbeats = launch.allgather(pool.tick())
-            ranks_finished, files, sizes, messages = zip(*heartbeats, strict=True)
-            for message in chain.from_iterable(messages):
-                pool.parts.receive(message)
+            ranks_finished, files, sizes = zip(*heartbeats, strict=True)
             finished = all(ranks_finished)
             if launch.rank == 0:
                 progress(
@@ -112,18 +106,13 @@ class _WorkerPool:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.parts = Parts(jobs, assignment, request, lengths, self._wake.set, self._stop)
         nbytes = sum([jobs[number].artefact.nbytes for number in assignment.jobs])
         self._commits = Commits(cache, self._stop, nbytes) if assignment.jobs else None
         # Another build may have built some of the jobs while this one waited for the lock
         self._names = names_in(cache)
         self._left = deque(assignment.jobs)
         self._unfinished = len(assignment.jobs)
-        self._small = {
-            number
-            for number in assignment.jobs
-            if number not in assignment.divided and is_small(jobs[number])
-        }
+        self._small = {number for number in assignment.jobs if is_small(jobs[number])}
         self._files = 0
         self._bytes = 0
         self._finished = False
@@ -134,22 +123,20 @@ class _WorkerPool:
             future.add_done_callback(lambda _: self._wake.set())
 
     def tick(self) -> _Heartbeat:
-        """Wait _TICK_SECONDS, or until there is a message to send, and return the heartbeat.
-        Raises: the error of a thread that failed."""
+        """Wait _TICK_SECONDS, or until a thread ends, and return the heartbeat. Raises: the error
+        of a thread that failed."""
         if not self._finished:
             self._wake.wait(_TICK_SECONDS)
             self._wake.clear()
         done = [future for future in self._futures if future.done()]
         for future in done:
             future.result()
-        messages = self.parts.take_messages()
-        self._finished = len(done) == len(self._futures) and not self.parts.left and not messages
-        return self._finished, self._files, self._bytes, messages
+        self._finished = len(done) == len(self._futures)
+        return self._finished, self._files, self._bytes
 
     def end(self) -> None:
         """Stop the threads that are still working."""
         self._stop.set()
-        self.parts.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         wait(self._futures, timeout=_WIND_DOWN_SECONDS)
         if self._commits is not None:
@@ -215,14 +202,11 @@ class _WorkerPool:
         its share of the total cost."""
         estimate = self._estimates[number]
         assignment = self._assignment
-        on_owner = assignment.takes(number, estimate)
-        overlap = on_owner.overlapped <= assignment.memory
-        memory = on_owner.overlapped if overlap else on_owner.memory
-        threads = 1
-        if number not in assignment.divided:
-            fair_threads = round(assignment.threads * estimate.cost / self._total_cost)
-            max_threads = (assignment.memory - memory) // PIECE_BYTES + 1
-            threads = max(1, min(fair_threads, max_threads))
+        overlap = estimate.overlapped <= assignment.memory
+        memory = estimate.overlapped if overlap else estimate.memory
+        fair_threads = round(assignment.threads * estimate.cost / self._total_cost)
+        max_threads = (assignment.memory - memory) // PIECE_BYTES + 1
+        threads = max(1, min(fair_threads, max_threads))
         with self._gate.held(memory + (threads - 1) * PIECE_BYTES):
             if self._stop.is_set():
                 raise StoppedError
@@ -231,23 +215,12 @@ class _WorkerPool:
     def _make(self, number: int, *, threads: int, overlap: bool) -> None:
         """Build a job, unless its artefact exists already."""
         job = self._jobs[number]
-        is_divided = number in self._assignment.divided
         commits = self._commits
         assert commits is not None
         if problem_with(job.artefact, self._cache, self._names) is None:
-            if is_divided:
-                self.parts.begin(number)
-        elif isinstance(job, BlendJob):
+            return
+        if isinstance(job, BlendJob):
             build_blend(job, commits, threads=threads)
-        elif is_divided:
-            begun = partial(self.parts.begin, number)
-            build_divided(
-                job,
-                self._request,
-                commits,
-                begun=begun,
-                await_rows=partial(self.parts.await_rows, number),
-            )
         else:
             build_dataset(
                 job, self._request, commits, self._lengths, threads=threads, overlap=overlap

@@ -1,13 +1,5 @@
 """Compute the sample index: the position in the shuffled documents at which each sample begins. The
-index has one row for each sample, and a last row for the end of the last sample.
-
-Processes that share only files build the index in parts (`count_run`, `cut_run`). A run is a range
-of consecutive entries of the document index:
-
-1. Each process counts the tokens of its run of documents, and sends the sums to all ranks.
-2. Each process then knows the number of tokens before its run. So it knows which samples begin in
-its run, and computes their rows.
-"""
+index has one row for each sample, and a last row for the end of the last sample."""
 
 from __future__ import annotations
 
@@ -95,7 +87,7 @@ def sample_rows(
         yield np.full((samples + 1 - sample, 2), end, dtype)
 
 
-def reached(tokens: int, length: int, samples: int, extra: int) -> int:
+def _reached(tokens: int, length: int, samples: int, extra: int) -> int:
     """Return the number of the first sample, at least 1, whose row cannot be computed from the
     first `tokens` tokens; samples + 1 if all rows can be computed. The row of sample k requires k *
     length + extra tokens."""
@@ -211,7 +203,7 @@ def _cut_in_parallel(
                 raise missing_length_error(documents, lengths)
             # For each block: the tokens before it, and the first sample whose row begins in it
             tokens_before = list(accumulate(sums, initial=tokens))
-            first_samples = [reached(before, length, samples, extra) for before in tokens_before]
+            first_samples = [_reached(before, length, samples, extra) for before in tokens_before]
             rows = np.empty((first_samples[-1] - sample, 2), dtype)
             parts = [rows[low - sample : high - sample] for low, high in pairwise(first_samples)]
             orders = [identity[: len(each)] for each in blocks]
@@ -232,83 +224,3 @@ def _cut_in_parallel(
             yield rows
             tokens = tokens_before[-1]
             sample = first_samples[-1]
-
-
-def count_run(
-    lengths: Int32s, documents: Int32s, *, block: int = BLOCK
-) -> tuple[Int32s, list[int]]:
-    """Look up the lengths of the documents in a run of the document index, and count the tokens of
-    each block of the run.
-
-    Args:
-        lengths: int32 [num_lengths], number of tokens of every document; at least one document.
-        documents: int32 [n], the run, that is, consecutive entries of the document index.
-        block: number of documents of a block; the last one may have fewer.
-
-    Returns: the lengths, int32 [n], and the number of tokens of each block, to be passed to
-        `cut_run`.
-    Raises: PlanError if the run refers to a document without a length.
-    """
-    gathered = np.empty(len(documents), np.int32)
-    sums = []
-    for first in range(0, len(documents), block):
-        part = slice(first, first + block)
-        sums.append(gather_lengths(lengths, documents[part], gathered[part]))
-        if sums[-1] < 0:
-            raise missing_length_error(documents, lengths)
-    return gathered, sums
-
-
-def cut_run(
-    gathered: Int32s,
-    sums: list[int],
-    first: int,
-    start: int,
-    length: int,
-    samples: int,
-    *,
-    extra: int,
-    dtype: npt.DTypeLike,
-    block: int = BLOCK,
-    max_rows: int = ROWS,
-) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Compute the rows of the samples that begin in a run. The row of sample 0 and the rows after
-    the last document (`end_row`) are left out.
-
-    Args:
-        gathered, sums: the results of `count_run` for the run.
-        first: position of the run in the document index.
-        start: number of tokens before the run.
-        length, samples, extra: as in sample_rows.
-        dtype: dtype of the rows, int32 or int64.
-        block: as in `count_run`.
-        max_rows: maximum number of rows that are yielded at a time.
-
-    Yields: the number of a sample, and the rows from that sample on, [n, 2].
-    """
-    identity = np.arange(min(block, len(gathered)), dtype=np.int32)
-    for number, tokens in enumerate(sums):
-        begin = number * block
-        block_lengths = gathered[begin : begin + block]
-        sample = reached(start, length, samples, extra)
-        stop = reached(start + tokens, length, samples, extra)
-        document = 0
-        tokens_before = start
-        while sample < stop:
-            rows = np.empty((min(stop - sample, max_rows), 2), dtype)
-            rest = identity[document : len(block_lengths)]
-            filled, num_passed, tokens_before = cut(
-                block_lengths,
-                rest,
-                first + begin + document,
-                tokens_before,
-                length,
-                extra,
-                sample,
-                rows,
-            )
-            assert filled == len(rows)
-            yield sample, rows
-            sample += filled
-            document += num_passed
-        start += tokens

@@ -7,7 +7,6 @@ victim            this rank kills itself when it has built an artefact
 limit             bytes that no file may grow beyond, on the ranks of a folder
 limited           number of that folder; on all ranks where it is not given
 patient           seconds that ranks of the other folders take for each artefact, unless they are stopped
-divided            true: all ranks make each sample index
 out               folder that each rank leaves <rank>.json in: what it built, what was missing, or its error
 """
 
@@ -25,8 +24,6 @@ from typing import Any
 
 from megablend.distributed.launch import detect
 from megablend.megatron import prepare
-from megablend.megatron.cache_builder import schedule
-from megablend.megatron.cache_builder import schedule as needs
 from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import Commits
 
@@ -68,9 +65,6 @@ def main() -> None:
     built = list[str]()
     node = rank // 2
     limited = spec.get("limited") in (None, node)
-    if spec.get("divided"):
-        schedule.DIVIDED_NS = 0
-        needs._NS["artefact"] = 1.0
     if spec.get("meet"):
         import torch.distributed
 

@@ -105,26 +105,15 @@ def alone(folder: Path, spec: dict[str, Any]) -> dict[str, bytes]:
         "meet": False,
         "out": str(folder),
         "victim": None,
-        "divided": False,
     }
     (folder / "alone.json").write_text(json.dumps(whole))
     assert RUN_FORKED[0](str(folder / "alone.json"), 1) == [0]
     return contents(folder / "alone")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "divided"),
-    [
-        ("forked", False),
-        ("mpirun", True),
-        *(pytest.param("torchrun", divided, marks=slow) for divided in (False, True)),
-        pytest.param("mpirun", False, marks=slow),
-    ],
-)
-def test_each_artefact_is_built_once(
-    divided: bool, launcher: str, prefixes: list[str], tmp_path: Path
-) -> None:
-    spec = spec_of(tmp_path, prefixes, launcher, divided=divided)
+@pytest.mark.parametrize("launcher", ["forked", "mpirun", pytest.param("torchrun", marks=slow)])
+def test_each_artefact_is_built_once(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, prefixes, launcher)
     found = prepared(tmp_path, spec, NUM_RANKS)
     assert [each["error"] for each in found] == [None] * NUM_RANKS
     counts = Counter(base for each in found for base in each["built"])
@@ -163,7 +152,7 @@ def test_a_folder_that_cannot_be_written(
 
 @forked_or_launched
 def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, prefixes, launcher, divided=True)
+    spec = spec_of(tmp_path, prefixes, launcher)
     for each in prepared(tmp_path, spec | {"limit": 20_000}, NUM_RANKS):
         assert "cannot write the cache (File too large)" in each["error"]
         assert each["seconds"] < SOON
@@ -198,7 +187,7 @@ def test_one_nodes_fault_reaches_others_at_work(
 @each_launcher
 def test_a_rank_is_killed(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     """Launchers end the others; what was begun is no hit."""
-    spec = spec_of(tmp_path, prefixes, launcher, victim=2, divided=True)
+    spec = spec_of(tmp_path, prefixes, launcher, victim=2)
     found = prepared(tmp_path, spec, NUM_RANKS)
     assert found[2] is None
     for each in found:
