@@ -1,13 +1,11 @@
 """Check whether the plugin is compatible with the installed megatron-core, by inspecting
 megatron-core's code, and by building tiny datasets with both.
 
-    methods    those that our classes override exist and take the same arguments; those that we add do not exist there
     waiting    no step of opening datasets waits for other ranks, except those that we override
-    settings   those that a cache depends on exist
     builds     Megatron finds all files that it needs in a cache of ours, and builds the same arrays and samples by itself
 
-A version that differs in any of these is refused with a message that says how it differs; the
-version number does not matter. The first three checks are in `megatron_code`, the last in
+A version that differs in any of these, or on which the builds fail, is refused with a message that
+says how; the version number does not matter. The first check is in `megatron_code`, the other in
 `tiny_datasets`. They run once per node. If the version is compatible, this is recorded in a file:
 
 <kernel cache>/megatron-<digest>.json     these versions of Megatron's code and ours are compatible
@@ -27,15 +25,8 @@ import numpy as np
 
 from megablend.errors import CacheError
 from megablend.jit import cache_dir
-from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, installed_version
-from megablend.megatron.plugin.dataset import MegablendGPTDataset
-from megablend.megatron.plugin.megatron_code import (
-    BUILDER_METHODS,
-    DATASET_METHODS,
-    compare_methods,
-    find_missing_setting,
-    find_waiting_function,
-)
+from megablend.megatron.core import GPTDataset, installed_version
+from megablend.megatron.plugin.megatron_code import find_waiting_function
 from megablend.megatron.plugin.tiny_datasets import compare_builds
 from megablend.system.atomic_write import replace_file
 
@@ -70,13 +61,7 @@ def find_misfit(builder: type[Any]) -> str | None:
 
     Raises: CacheError if the temporary folder cannot be written.
     """
-    return (
-        compare_methods(builder, BlendedMegatronDatasetBuilder, BUILDER_METHODS)
-        or compare_methods(MegablendGPTDataset, GPTDataset, DATASET_METHODS)
-        or find_waiting_function()
-        or find_missing_setting()
-        or compare_builds(builder)
-    )
+    return find_waiting_function() or compare_builds(builder)
 
 
 def _digest() -> str:

@@ -92,14 +92,17 @@ def _compare_case(
     # cache; `build` itself would run this comparison again.
     prepare_cache(request_of(config, sizes), launch=SingleProcess(), storage=make_storage())
     written = _list_names(cache)
-    differences: list[str] = []
-    comparing = _comparing_arrays(builder, config, differences)
+    compared: list[str | None] = []
+    comparing = _comparing_arrays(builder, config, compared)
     theirs = comparing(GPTDataset, sizes, lambda: True, config)._open()
     added = sorted(_list_names(cache) - written)
     if added:
         return f"Megatron looks for {added[0]} in addition to what megablend writes"
-    if differences:
-        return differences[0]
+    if not compared:
+        return "Megatron does not open datasets by build_generic_dataset"
+    difference = next(filter(None, compared), None)
+    if difference is not None:
+        return difference
 
     # Samples: our class reads the same samples from this cache as Megatron's class. `_fill` is the
     # step that prepares its datasets.
@@ -109,10 +112,10 @@ def _compare_case(
     return _compare_samples(ours._open(), theirs, config)
 
 
-def _comparing_arrays(builder: type[Any], config: Any, differences: list[str]) -> type[Any]:
+def _comparing_arrays(builder: type[Any], config: Any, compared: list[str | None]) -> type[Any]:
     """Return a subclass of the builder that compares arrays. It opens each dataset from megablend's
-    cache, lets Megatron build the same dataset in memory, and appends any difference of their
-    arrays to `differences`."""
+    cache, lets Megatron build the same dataset in memory, and appends the difference of each array
+    to `compared`; None if it is the same."""
     in_memory = copy.copy(config)
     # So that every rank builds, and writes nothing
     in_memory.path_to_cache = None
@@ -123,11 +126,11 @@ def _comparing_arrays(builder: type[Any], config: Any, differences: list[str]) -
     ) -> Any:
         dataset = cls(*args)
         rebuilt = cls(*args[:-1], in_memory)
-        differences.extend(
-            f"Megatron builds a different {name} for {cls.__name__}"
-            for name in _ARRAYS
-            if not _is_same(getattr(dataset, name, None), getattr(rebuilt, name, None))
-        )
+        for name in _ARRAYS:
+            is_same = _is_same(getattr(dataset, name, None), getattr(rebuilt, name, None))
+            compared.append(
+                None if is_same else f"Megatron builds a different {name} for {cls.__name__}"
+            )
         return dataset
 
     members = {"build_generic_dataset": staticmethod(open_and_compare)}
