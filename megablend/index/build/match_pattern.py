@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -11,20 +10,13 @@ from megablend.formats import FORMATS
 from megablend.formats.base import Format
 from megablend.formats.registry import TEXT_SUFFIXES, find_suffix, list_suffixes
 from megablend.index.build.source_spec import SourceSpec
-from megablend.index.build.split_names import (
-    describe_table,
-    find_split_folders,
-    find_split_patterns,
-    is_cached_copy,
-)
+from megablend.index.build.split_names import describe_table
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found
 
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 """File name endings of MosaicML MDS shards."""
-_SHARD = re.compile(r"-\d{5}-of-\d{5}")
-"""Matches the number of a shard in a file name, as Hugging Face writes it."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 """File name endings of files with settings, which are not data."""
 
@@ -65,42 +57,20 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
 
 def advise_on_folder(folder: str, storage: Storage) -> str:
     """Return advice on which pattern to use for a folder. It suggests the pattern for the supported
-    format that is most common in the folder."""
+    suffix that is most common in the folder."""
     suffixes = list_suffixes()
-    for pattern in ("*", "**/*"):
-        below = location.join(location.escape_wildcards(folder), pattern)
-        names = storage.glob(below)
-        endings = Counter(filter(None, (find_suffix(name, suffixes) for name in names)))
-        if endings:
-            table = describe_table(folder, names, storage)
-            if table is not None:
-                return table
-            split_folders = find_split_folders(folder, names, storage)
-            if split_folders:
-                by_split = {location.get_name(each): each for each in split_folders}
-                chosen = by_split.get("train", split_folders[0])
-                return f"it has the splits {', '.join(by_split)}; choose one: {advise_on_folder(chosen, storage)}"
-            split_patterns = find_split_patterns(folder, names, suffixes)
-            if split_patterns:
-                split = "train" if "train" in split_patterns else min(split_patterns)
-                return (
-                    f"it has the splits {', '.join(split_patterns)}; choose one: specify its files as "
-                    f"`{split_patterns[split]}`"
-                )
-            data = [
-                name for name in names if find_suffix(name, suffixes) and not is_cached_copy(name)
-            ]
-            if 0 < len(data) < endings.total():
-                # As `data-*.arrow` of `save_to_disk`, or `json-train.arrow` of `load_dataset`
-                name = location.escape_wildcards(location.get_name(min(data)))
-                return f"specify its files as `{below.removesuffix('*')}{_SHARD.sub('-*', name)}`"
-            return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
-        if any(name.endswith(_SHARD_ENDINGS) for name in names):
-            return (
-                "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
-                "and use these"
-            )
-    # Only if no subfolder has data, since datasets are accompanied by .json files
+    below = location.join(location.escape_wildcards(folder), "**/*")
+    names = storage.glob(below)
+    endings = Counter(filter(None, (find_suffix(name, suffixes) for name in names)))
+    if endings:
+        table = describe_table(folder, names, storage)
+        return table or f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
+    if any(name.endswith(_SHARD_ENDINGS) for name in names):
+        return (
+            "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
+            "and use these"
+        )
+    # Only if there is no data, since datasets are accompanied by .json files
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
         return (
             "it contains text, not tokens: set `text` to the key that holds the text, and set a `tokenizer` "

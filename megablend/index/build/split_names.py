@@ -9,17 +9,11 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice, product
 
 from megablend.errors import ConfigError, DataError
-from megablend.formats.registry import find_suffix
 from megablend.storage import location
 from megablend.storage.base import Storage
-from megablend.system.limited_json import parse_json
 
-DATASET_DICT = "dataset_dict.json"
-"""Name of the file in which a Hugging Face DatasetDict lists the names of its splits. Each split is
-a subfolder."""
-SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _SPLIT_WORD = re.compile(
-    rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
+    r"(?<![a-z0-9])(validation|valid|val|train|test|eval|dev)(?![a-z])", re.IGNORECASE
 )
 """Matches the name of a split as a word in the name of a folder or file, such as `train_sft`,
 `train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
@@ -39,64 +33,6 @@ _UUID = re.compile(r"-[0-9A-Fa-f]{4}(-[0-9A-Fa-f]{4}){2}-[0-9A-Fa-f]{12}")
 """Matches the end of a UUID, which the names of all data files of these tables contain. The
 beginning is left out so that the expression starts with a literal `-`, for which a search is
 fast."""
-_MAX_DICT_BYTES = 1 << 20
-"""Maximum number of bytes of a DATASET_DICT that are read."""
-
-
-def find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
-    """Find the subfolders of a folder that are splits and contain some of the files `names`; return
-    an empty list if the folder is not divided into splits."""
-    dataset_dict = location.join(folder, DATASET_DICT)
-    if storage.find(location.escape_wildcards(dataset_dict)).files:
-        try:
-            size = min(storage.stat(dataset_dict).size, _MAX_DICT_BYTES)
-            content = parse_json(storage.read(dataset_dict, 0, size))
-            splits = [each for each in content["splits"] if isinstance(each, str)]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{dataset_dict}: is not a list of splits ({error}): restore it, or list the files"
-            ) from error
-    else:
-        below = {location.make_relative(name, folder).partition("/")[0] for name in names}
-        splits = sorted(below & SPLIT_NAMES)
-        if splits == ["train"]:
-            splits = []
-    return [
-        location.join(folder, split)
-        for split in splits
-        if any(name.startswith(f"{folder}/{split}/") for name in names)
-    ]
-
-
-def find_split_patterns(
-    folder: str, names: Iterable[str], suffixes: Collection[str]
-) -> dict[str, str]:
-    """Find splits whose names occur in the names of files, or of folders below `folder`. Return a
-    pattern for the files of each split, or an empty dict if there are fewer than two splits.
-
-    Args:
-        names: paths of the files; those without one of the suffixes are ignored.
-    """
-    patterns = dict[str, str]()
-    for name in sorted(names):
-        relative = location.make_relative(name, folder)
-        ending = find_suffix(name, suffixes)
-        found = _SPLIT_WORD.search(relative)
-        if ending is None or found is None:
-            continue
-        # The folders above the file or folder whose name contains the word, and this name
-        above, _, before_word = relative[: found.start()].rpartition("/")
-        rest_of_name, _, inside = relative[found.start() :].partition("/")
-        if inside:
-            split_folder = location.escape_wildcards(before_word + rest_of_name)
-            below = f"{split_folder}/**/*{ending}"
-        else:
-            below = f"*{found[1]}*{ending}"
-        pattern = location.join(
-            location.escape_wildcards(folder), f"**/{below}" if above else below
-        )
-        patterns.setdefault(found[1].lower(), pattern)
-    return patterns if len(patterns) > 1 else {}
 
 
 def list_doubts(
@@ -128,16 +64,10 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
     )
 
 
-def is_cached_copy(path: str) -> bool:
-    """Return whether the name of a file suggests that it contains results that Hugging Face's
-    datasets cached next to the data."""
-    return _CACHE_NAME.fullmatch(location.get_name(path)) is not None
-
-
 def describe_cached_copies(paths: Collection[str]) -> str | None:
     """Return a warning if some files of a source contain results that were computed from its other
     files; otherwise None."""
-    copies = list(filter(is_cached_copy, paths))
+    copies = [path for path in paths if _CACHE_NAME.fullmatch(location.get_name(path))]
     if not copies or len(copies) == len(paths):
         return None
     return (

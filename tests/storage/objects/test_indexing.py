@@ -508,21 +508,14 @@ def test_portions_of_a_file_are_requested_at_the_same_time(size: int) -> None:
 
 
 @pytest.mark.parametrize("folder", ["books[1]", ""])
-def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(
-    tmp_path: Path, folder: str
-) -> None:
-    """As a local one is; the folder that the answer names can be read, and holds that split alone."""
+def test_a_folder_in_a_bucket_is_answered_with_its_files(tmp_path: Path, folder: str) -> None:
+    """As a local one is; the pattern that the answer names can be read."""
     kind = KINDS["arrow"]
     kind.write(tmp_path / "a.arrow", [[1, 2, 3], [4, 5]])
     below = f"b/{folder}/".replace("//", "/")
-    shards = {
-        f"{below}{split}/data-0.arrow": (tmp_path / "a.arrow").read_bytes()
-        for split in ("train", "validation")
-    }
-    record = json.dumps({"splits": ["train", "validation"]}).encode()
-    with FaultySource(shards | {f"{below}dataset_dict.json": record}) as source:
+    shards = {f"{below}{name}/data-0.arrow": (tmp_path / "a.arrow").read_bytes() for name in "xy"}
+    with FaultySource(shards | {f"{below}info.json": b"{}"}) as source:
         place = f"s3://b/{folder}".rstrip("/")
-        found = re.escape(place)
         listed = {"name": "a", "path": place, "column": kind.column, "weight": 1}
         config = make_config(
             tmp_path,
@@ -530,19 +523,12 @@ def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(
             samples=1,
             storage={"s3://b": {"endpoint": source.url, "anonymous": True}},
         )
-        remedy = f"{place}/train/*.arrow".replace("[", "[[]")
-        says = (
-            f"{found} is a folder: it has the splits train, validation; choose one: .* "
-            f"`{re.escape(remedy)}`"
-        )
+        remedy = f"{place}/**/*.arrow".replace("[", "[[]")
+        says = f"{re.escape(place)} is a folder: specify its files as `{re.escape(remedy)}`"
         with pytest.raises(ConfigError, match=says):
             megablend.build_index(config)
         listed["path"] = remedy
-        assert megablend.build_index(config | {"sources": [listed]}).index.num_files == 1
-        source.files[f"{below}dataset_dict.json"] = b"[]"
-        listed["path"] = place
-        with pytest.raises(ConfigError, match=r"dataset_dict\.json: is not a list of splits"):
-            megablend.build_index(config | {"sources": [listed]})
+        assert megablend.build_index(config | {"sources": [listed]}).index.num_files == 2
 
 
 @pytest.mark.parametrize(("folder", "denied"), [("data", ""), ("b/t/data", "_delta_log")])
