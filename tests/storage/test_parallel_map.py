@@ -1,4 +1,4 @@
-"""Work on many items: results in order, threads where files have to be waited for."""
+"""Work on many items by several threads: results in order, and errors."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ import time
 
 import pytest
 
-from megablend.storage.parallel_map import map_waiting
-
-
-def work(item: int) -> tuple[int, int]:
-    return item, threading.get_ident()
+from megablend.storage.parallel_map import parallel_map
 
 
 def wait(item: int) -> tuple[int, int]:
     time.sleep(0.005)
-    return work(item)
+    return item, threading.get_ident()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 33, 34, 100])
 def test_results_are_in_order(size: int) -> None:
-    for each in (work, wait):
-        assert [item for item, _ in map_waiting(each, range(size), 4)] == list(range(size))
+    assert [item for item, _ in parallel_map(wait, range(size), 4)] == list(range(size))
 
 
-def test_items_that_are_waited_for_are_worked_on_by_several_threads() -> None:
-    threads = {thread for _, thread in map_waiting(wait, range(200), 4)}
-    assert len(threads) > 2
+def test_items_are_worked_on_by_several_threads() -> None:
+    assert len({thread for _, thread in parallel_map(wait, range(200), 4)}) > 2
 
 
-def test_items_that_are_not_waited_for_are_worked_on_by_the_caller() -> None:
-    """The clock is the processor's alone: on a busy machine, this thread may also have to wait for a core."""
-
-    def clocks() -> tuple[float, float]:
-        return (time.thread_time(),) * 2
-
-    threads = {thread for _, thread in map_waiting(work, range(66), 4, clocks)}
+@pytest.mark.parametrize("items", [range(1), range(20)])
+def test_one_thread_is_the_caller(items: range) -> None:
+    in_flight = 4 if len(items) == 1 else 1
+    threads = {thread for _, thread in parallel_map(wait, items, in_flight)}
     assert threads == {threading.get_ident()}
 
 
@@ -48,4 +39,4 @@ def test_errors_are_raised(item: int) -> None:
             raise ValueError(f"item {each}")
 
     with pytest.raises(ValueError, match=f"item {item}"):
-        map_waiting(fail, range(100), 4)
+        parallel_map(fail, range(100), 4)

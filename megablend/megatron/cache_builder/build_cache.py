@@ -52,7 +52,7 @@ from megablend.megatron.pair_files import look_at_pairs
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
-from megablend.storage.parallel_map import map_waiting
+from megablend.storage.parallel_map import parallel_map
 from megablend.system.atomic_write import flush_folder, remove_leftovers, translate_os_errors
 from megablend.system.build_lock import build_lock, verify_shared_filesystem
 
@@ -228,7 +228,7 @@ def _map_shared(function: Callable[[T], R], items: Sequence[T], launch: Communic
     """Call a function for all items, divided among the ranks. Returns the results for all items on
     every rank."""
     results: list[R | None] = [None] * len(items)
-    own_results = map_waiting(function, items[launch.rank :: launch.size], _READERS)
+    own_results = parallel_map(function, items[launch.rank :: launch.size], _READERS)
     for rank, of_rank in enumerate(launch.allgather(own_results)):
         results[rank :: launch.size] = of_rank
     return cast("list[R]", results)
