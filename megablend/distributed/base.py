@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from megablend.distributed.fail_together import FailTogether
 from megablend.errors import MegablendError
-from megablend.system.failures import translate
 
 T = TypeVar("T")
 on_failure: list[Callable[[BaseException, int | None], None]] = []
@@ -59,44 +58,11 @@ class Communicator(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class SingleProcess:
+class SingleProcess(FailTogether):
     """A communicator of one process."""
 
-    rank: int = 0
-    size: int = 1
-    _inbox: list[tuple[int, Any]] = field(default_factory=list)
-
-    def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Return at once: there is no other process to wait for."""
-        if on_wait is not None:
-            on_wait()
-
-    def bcast(self, value: T) -> T:
-        """Return the value."""
-        return value
-
-    def gather(self, value: T) -> list[T]:
-        """Return a list with only this value."""
-        return [value]
-
-    def allgather(self, value: T) -> list[T]:
-        """Return a list with only this value."""
-        return [value]
-
-    def post(self, value: object) -> None:
-        """Store the value, which the next call of `posts` returns."""
-        self._inbox.append((0, value))
-
-    def posts(self) -> list[tuple[int, Any]]:
-        """Return a pair (rank, value) for each post since the last call; the only rank is 0."""
-        arrived = self._inbox
-        self._inbox = []
-        return arrived
-
-    def abort(self, error: BaseException) -> NoReturn:
-        """Raise the error: there is no other process to terminate."""
-        raise translate(error, "this process") or error
+    def __init__(self) -> None:
+        super().__init__(0, 1, lambda value: [value])
 
 
 def exit_code(error: BaseException) -> int:

@@ -104,7 +104,8 @@ class FailTogether:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Raise the error on this rank, and on all others that have not raised an error yet."""
-        error = translate(error, f"rank {self.rank}") or error
+        place = f"rank {self.rank}" if self.size > 1 else "this process"
+        error = translate(error, place) or error
         if self._failure is None:
             self._failure = error
             # If another rank has exited, the present error is more informative than the LaunchError

@@ -14,7 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from megablend.distributed.base import REPORT_SECONDS, Communicator, on_failure
+from megablend.distributed.base import (
+    REPORT_SECONDS,
+    Communicator,
+    SingleProcess,
+    on_failure,
+)
 from megablend.distributed.fail_together import FailTogether, Job
 from megablend.distributed.launch import detect, read_count
 from megablend.errors import LaunchError
@@ -45,7 +50,7 @@ def this_job() -> Job:
             f"torchrun started {started} processes (WORLD_SIZE), but torch.distributed is not initialized: call "
             "torch.distributed.init_process_group first"
         )
-    return Job(world=_make_single(), members=lambda ranks: nullcontext(_make_single()))
+    return Job(world=SingleProcess(), members=lambda ranks: nullcontext(SingleProcess()))
 
 
 @contextmanager
@@ -104,11 +109,6 @@ def _count_torchrun_processes(environ: Mapping[str, str]) -> int:
     if "TORCHELASTIC_RUN_ID" not in environ or "WORLD_SIZE" not in environ:
         return 0
     return read_count(environ, "WORLD_SIZE")
-
-
-def _make_single() -> FailTogether:
-    """Return a communicator of this process alone."""
-    return FailTogether(0, 1, lambda value: [value])
 
 
 @contextmanager

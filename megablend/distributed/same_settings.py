@@ -12,9 +12,7 @@ from megablend.errors import ConfigError
 from megablend.system.digest import hex_digest
 
 _MAX_NAMED = 3
-"""The maximum number of settings, and of ranges of ranks, that a message names."""
-_MAX_CHARACTERS = 100
-"""The maximum number of characters of a value that a message shows."""
+"""The maximum number of settings that a message names."""
 
 
 def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
@@ -24,7 +22,7 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
         settings: the settings of this rank, by name. Values that are mappings or lists are compared
             item by item.
 
-    Raises: ConfigError, on all ranks, if settings differ. The message names these settings and the
+    Raises: ConfigError, on all ranks, if settings differ. The message names settings and
         ranks.
     """
     if launch.size > 1:
@@ -64,49 +62,19 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
-    """Describe how the settings of ranks differ, for a message.
+    """Describe how the settings of ranks differ, for a message: for each of the first settings that
+    differ, the value of rank 0, and that of the first rank with another value.
 
     Args:
         all_settings: the settings of each rank, in rank order.
     """
-    names = dict.fromkeys(name for settings in all_settings for name in settings)
-    values = {name: [settings.get(name) for settings in all_settings] for name in names}
-    different = [name for name in names if len(set(values[name])) > 1]
-    listed = [_describe_setting(name, values[name]) for name in different[:_MAX_NAMED]]
-    more = len(different) - len(listed)
-    if more > 0:
-        listed.append(f"{more} more")
-    return f"the ranks have different settings: {'; '.join(listed)}; start all ranks with the same config and flags"
-
-
-def _describe_setting(name: str, values: Sequence[str | None]) -> str:
-    """Return a text that describes which ranks have which value of a setting."""
-    ranks = dict[str | None, list[int]]()
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return f"{name} is " + ", ".join(
-        f"{_shorten(value)} on {_list_ranks(which)}" for value, which in ranks.items()
-    )
-
-
-def _shorten(value: str | None) -> str:
-    """Return a value as text for a message, cut to _MAX_CHARACTERS; "not set" for None."""
-    if value is None:
-        return "not set"
-    return value if len(value) <= _MAX_CHARACTERS else f"{value[: _MAX_CHARACTERS - 3]}..."
-
-
-def _list_ranks(ranks: Sequence[int]) -> str:
-    """Return a list of ranks as text, such as "rank 3", "ranks 0 to 2, 5" or "ranks 1, 3, 5 and
-    others"."""
-    runs = list[list[int]]()
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    listed = [
-        str(first) if first == last else f"{first} to {last}" for first, last in runs[:_MAX_NAMED]
-    ]
-    more = " and others" if len(runs) > _MAX_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(listed)}{more}"
+    different = list[str]()
+    for name in dict.fromkeys(name for settings in all_settings for name in settings):
+        values = [settings.get(name, "not set") for settings in all_settings]
+        other = next((rank for rank, value in enumerate(values) if value != values[0]), 0)
+        if other:
+            different.append(
+                f"{name} is {values[0]:.100} on rank 0, {values[other]:.100} on rank {other}"
+            )
+    named = "; ".join(different[:_MAX_NAMED])
+    return f"the ranks have different settings: {named}; start all ranks with the same config and flags"

@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
+from megablend.distributed.base import SingleProcess
 from megablend.distributed.fail_together import FailTogether, Job
 from megablend.distributed.launch import read_count
 from megablend.errors import LaunchError
@@ -108,7 +109,7 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
     the backend of the job: gloo needs no device, and no watchdog interrupts ranks that wait."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
-        yield FailTogether(0, 1, lambda value: [value])
+        yield SingleProcess()
         return
     group = _find_group(tuple(ranks))
     yield FailTogether(list(ranks).index(rank), len(ranks), _exchange(group, len(ranks)))
