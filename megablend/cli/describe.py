@@ -315,9 +315,6 @@ def print_tables(found: RunDescription) -> None:
     verb = "end" if found.committed else "would end"
     stages = ", ".join(f"{end:,}" for end in found.stages)
     print_line(f"run {found.run!r}: stages {verb} at sample {stages}; plan {found.plan}")
-    print_line(
-        f"opening train takes {found.opening_seconds * 1e3:,.1f} ms, not counting imports and the loading of kernels"
-    )
     _print_estimates(found)
 
 
@@ -347,10 +344,6 @@ def _print_estimates(found: RunDescription) -> None:
         needed = format_bytes(found.memory_per_rank, up=True)
         limit = format_bytes(found.memory_limit_per_rank)
         print_line(f"memory of a rank: at least {needed} of the {limit} that `memory` allows")
-    if found.most_lanes is not None:
-        print_line(
-            f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders, `memory` and the run's length"
-        )
     if found.fitting_unit is not None:
         print_fitting(found.fitting_unit)
     if found.full_share_stages is not None:

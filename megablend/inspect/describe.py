@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
-from megablend import jit
 from megablend.caches.base import CacheStore
 from megablend.caches.find import is_remote
 from megablend.config import Source
@@ -79,8 +76,6 @@ def describe(
             )
         return describe_cache(session.cache)
     config = session.config
-    started = perf_counter()
-    loading = jit.loading_seconds()
     planned = foresee_run(session)
     if isinstance(planned, str):
         return FilesDescription(
@@ -94,15 +89,12 @@ def describe(
         )
     if not planned.committed:  # `build` would also refuse them
         refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
-    # Opening the run compares no files, and loads kernels in the background
-    not_counted = jit.loading_seconds() - loading + planned.comparison_seconds
     return describe_planned(
         config,
         planned,
         loaders,
         num_nodes=num_nodes,
         mirror_size=mirror_bytes,
-        planning_seconds=perf_counter() - started - not_counted,
         document_lengths=document_lengths,
     )
 

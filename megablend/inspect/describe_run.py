@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import asdict
-from time import perf_counter
 
 from megablend.caches.base import DOCUMENTS
 from megablend.config import Config
@@ -22,9 +21,8 @@ from megablend.inspect.description import (
     SplitDescription,
 )
 from megablend.inspect.full_share_stages import write_full_share_stages
-from megablend.inspect.what_if import Foreseen, foresee_run
+from megablend.inspect.what_if import Foreseen
 from megablend.operations.check import check_store
-from megablend.operations.session import Session
 from megablend.operations.skip import describe_skips
 from megablend.operations.source_specs import has_text
 from megablend.operations.token_documents import warn_of_documents
@@ -48,9 +46,6 @@ from megablend.storage.transfer import Transfer
 SIMULATED_SAMPLES = 1 << 16
 """The number of samples for which read amplification is estimated. This is several shuffle windows,
 and the estimate takes a few tenths of a second."""
-_LONG_SECONDS = 0.5
-"""If planning took more than this number of seconds, it is not repeated to measure its time, since
-imports are then only a small part of the time."""
 
 
 def describe_planned(
@@ -60,7 +55,6 @@ def describe_planned(
     *,
     num_nodes: int | None,
     mirror_size: int | None,
-    planning_seconds: float,
     document_lengths: bool,
 ) -> RunDescription:
     """Describe a run as it is committed, or as `build` would commit it.
@@ -69,7 +63,6 @@ def describe_planned(
         num_nodes: number of nodes with mirrors whose transfers are estimated; None for no estimate.
         mirror_size: size of each mirror in bytes. If it is None, the size in the config applies;
             without that, there is no limit.
-        planning_seconds: time that planning has taken, without loading kernels.
 
     Raises: see `describe`.
     """
@@ -96,7 +89,6 @@ def describe_planned(
         warnings=tuple(warnings),
         transfer=_estimate_transfer(run, loaders),
         bad_documents=_list_bad(config, run.store.storage),
-        opening_seconds=_measure_opening(config, run, planning_seconds),
         full_share_stages=write_full_share_stages(compiled),
     )
     if loaders is None:
@@ -167,7 +159,6 @@ def _with_estimates(
     about both."""
     sizes = asdict(loaders)
     skips = skips_of(run)
-    memory, most_lanes = find_memory_need(run, skips, loaders)
     amplification = read_amplification(
         run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
     )
@@ -192,9 +183,8 @@ def _with_estimates(
         warnings=tuple(warnings),
         read_amplification=amplification,
         fitting_lanes=fitting_lanes(config.lanes, **sizes),
-        memory_per_rank=memory,
+        memory_per_rank=find_memory_need(run, skips, loaders),
         memory_limit_per_rank=loaders.num_processes * run.runtime.memory,
-        most_lanes=most_lanes,
         fitting_unit=fitting_unit(run),
     )
 
@@ -216,21 +206,6 @@ def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
         with contextlib.suppress(ConfigError):
             return estimate_transfer(run, candidate)
     return None
-
-
-def _measure_opening(config: Config, run: Run, planning_seconds: float) -> float:
-    """Return the time, in seconds, that it takes to open train and to locate its first and last
-    samples, without loading kernels.
-
-    Planning that took less than _LONG_SECONDS is repeated, since imports were part of that time.
-    """
-    started = perf_counter()
-    if planning_seconds < _LONG_SECONDS:
-        planning_seconds = 0.0
-        replanned = foresee_run(Session(config, storage=run.store.storage), compares_files=False)
-        run = run if isinstance(replanned, str) else replanned.compiled.run
-    run.plan.locate_many([0, run.num_samples - 1])
-    return planning_seconds + perf_counter() - started
 
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:

@@ -228,8 +228,6 @@ class RunDescription(Record):
     """Data files that are missing or changed, one line each."""
     warnings: tuple[str, ...]
     """Properties of the plan that should be checked, one line each."""
-    opening_seconds: float
-    """Time to open train in this process, not counting imports and the loading of kernels."""
     full_share_stages: str | None = None
     """YAML of `stages` in which sources keep their shares until they reach their caps; None if
     `on_exhausted: redistribute` does not change any share."""
@@ -252,9 +250,6 @@ class RunDescription(Record):
     memory_limit_per_rank: int | None = None
     """Memory that the config's `memory` allows the loaders of a rank, in bytes, if
     `micro_batch_size` was given."""
-    most_lanes: int | None = None
-    """The largest number of lanes that suits the loaders and fits in `memory`; None also if the
-    required memory does not depend on lanes."""
     fitting_unit: int | None = None
     """A number that must be a multiple of the step size (micro batch x ranks), since the length or
     the masks of samples can change only between steps. None if they do not change, or

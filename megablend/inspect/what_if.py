@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from time import perf_counter
 
 from megablend.errors import PlanError
 from megablend.index.blocks.block_store import BlockStore
@@ -28,17 +26,11 @@ class Foreseen:
     """Whether the run's ledger has committed exactly this run."""
     note: str | None
     """The difference between the run and what is committed, and what to do; None if they agree."""
-    comparison_seconds: float = 0.0
-    """Time that comparing the index with the files took; opening the run does not include this."""
 
 
-def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
+def foresee_run(session: Session) -> Foreseen | str:
     """Plan the train split that the config requests. If the run has a ledger, the plan continues
     it. Nothing is committed.
-
-    Args:
-        compares_files: whether to check that the newest index, if the run is planned on it, matches
-            the current files.
 
     Returns: the run; or, if no index has what the config requests, the reason and the remedy as
         text.
@@ -61,18 +53,15 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
         except PlanError as error:
             refusal = error
     newest = open_snapshot(config.cache_store, session.snapshots[-1])
-    started = perf_counter()
-    problem = _compare_files(session, newest) if compares_files else None
-    seconds = perf_counter() - started
+    problem = _compare_files(session, newest)
     if problem is not None:
         return f"{problem}, so the numbers of tokens are not known: {INDEX_REMEDY}"
     if ledger is not None and not reads_committed_only:
         try:
-            foreseen = _plan_by_ledger(session, ledger)
-            return dataclasses.replace(foreseen, comparison_seconds=seconds)
+            return _plan_by_ledger(session, ledger)
         except PlanError as error:
             refusal = error
-    return dataclasses.replace(_plan_anew(session, newest, refusal), comparison_seconds=seconds)
+    return _plan_anew(session, newest, refusal)
 
 
 def _compare_files(session: Session, newest: Snapshot) -> str | None:

@@ -1,5 +1,4 @@
-"""The `memory` that the loaders of a run need, and the number of lanes for which the config's
-`memory` would suffice.
+"""The `memory` that the loaders of a run need.
 
 A process needs room for the blocks that its lanes are currently in, so that no block is read twice.
 It also needs room for the blocks of each of its steps, since `windows` refuses a step that does not
@@ -9,13 +8,11 @@ first, and more of them if `memory` is not plentiful for these.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.blend.interleavings.lanes import MAX_LANES
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_sizes import SHARES
 from megablend.prefetch.memory_budget import (
@@ -162,14 +159,10 @@ def plan_loaders(run: Run, loaders: Loaders) -> tuple[StepSequence, int]:
     return steps, num_batches
 
 
-def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> tuple[int, int | None]:
-    """Find the memory that the loaders of a rank need, and a number of lanes for which `memory` is
-    enough.
+def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> int:
+    """Find the memory that the loaders of a rank need: the smallest number of bytes that the rank's
+    processes need together, for their lanes, steps, batches and the orders of blocks.
 
-    Returns: the smallest number of bytes that the rank's processes need together, for their lanes,
-        steps, batches and the orders of blocks. Also the largest number of lanes for which `memory`
-        is enough and which suits the loaders and the run's length; None if memory does not depend
-        on lanes, or if the run is too short for any suitable number.
     Raises: see `check_memory`.
     """
     micro_batch_size = loaders.micro_batch_size
@@ -177,16 +170,7 @@ def find_memory_need(run: Run, skips: Skips, loaders: Loaders) -> tuple[int, int
     num_batches = batches_of(loaders.num_workers)
     needs = _find_needs(run, skips, 0, micro_batch_size, stride, num_batches)
     _refuse_too_little(needs, micro_batch_size, num_batches)
-    most_lanes = None
-    if run.has_lanes and run.consumes_whole_blocks:
-        # More lanes than the run has shuffle windows would not even fill one cycle
-        num_windows = max(run.num_samples // blend.shuffle_window for blend in run.blends)
-        useful = min(MAX_LANES, max(num_windows, *(blend.lanes for blend in run.blends)))
-        block_bytes = min(need.budget.blocks for need in needs)
-        most_strides = useful // stride
-        num_strides = _count_strides(run, block_bytes, micro_batch_size, most_strides)
-        most_lanes = stride * num_strides or None
-    return loaders.num_processes * max(need.memory for need in needs), most_lanes
+    return loaders.num_processes * max(need.memory for need in needs)
 
 
 def _find_needs(
@@ -297,14 +281,3 @@ def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batche
         f"{micro_batch_size} samples: {format_bytes(need.budget.batches)}, block orders: "
         f"{format_bytes(need.budget.orders)}); raise `memory`, or lower `shuffle_window`"
     )
-
-
-def _count_strides(run: Run, block_bytes: int, micro_batch_size: int, most: int) -> int:
-    """Return the largest number of lanes, counted in strides and at most `most`, for which a
-    process can keep the blocks of its lanes in `block_bytes`. It has `micro_batch_size` lanes per
-    stride."""
-
-    def are_too_many(strides: int) -> bool:
-        return int(count_lane_bytes(run, strides * micro_batch_size).sum()) > block_bytes
-
-    return bisect_left(range(1, most + 1), True, key=are_too_many)

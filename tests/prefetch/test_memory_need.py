@@ -196,20 +196,3 @@ def test_two_files_of_large_pages(tmp_path: Path, num_workers: int) -> None:
     assert figure - 105_000 < described.memory_per_rank / max(1, num_workers) <= figure
     with pytest.raises(megablend.ConfigError, match="blocks of a step of 4 samples"):
         megablend.describe(config | {"memory": "1MiB"}, micro_batch_size=4, num_workers=num_workers)
-
-
-def test_a_run_shorter_than_a_step_has_no_lanes_that_suit(tmp_path: Path) -> None:
-    config = {
-        "cache": str(tmp_path / "cache"),
-        "sequence_length": 8,
-        "epochs": 1,
-        "lanes": 4,
-        "shuffle_window": 4,
-        "sources": [write_pages(tmp_path, "a", [400], "int32", dictionary=False)],
-    }
-    megablend.build(config)
-    for size, has_lanes in ((4, True), (64, False)):
-        described = megablend.describe(config, micro_batch_size=size)
-        assert isinstance(described, RunDescription)
-        assert (described.most_lanes is not None) == has_lanes
-        assert described.most_lanes != 0

@@ -102,7 +102,6 @@ def _facts(described: RunDescription) -> Iterator[str]:
         "Order": f"{described.order}, {described.lanes:,} lanes",
         "Sequence length": f"{described.sequence_length:,} tokens",
         "Index": f"{described.index.digest}: {described.index.files:,} files, {described.index.tokens:,} tokens",
-        "Time to open": f"{described.opening_seconds * 1e3:,.1f} ms, not counting imports and the loading of kernels",
     }
     if described.read_amplification is not None:
         facts["Read amplification"] = f"{described.read_amplification:.3f}"
@@ -110,8 +109,6 @@ def _facts(described: RunDescription) -> Iterator[str]:
         needed = format_bytes(described.memory_per_rank, up=True)
         limit = format_bytes(described.memory_limit_per_rank)
         facts["Memory of a rank"] = f"at least {needed}, of {limit} that the config allows"
-    if described.most_lanes is not None:
-        facts["Lanes that would fit"] = f"{described.most_lanes:,} at most"
     for number, skipped in enumerate(described.skips, 1):
         facts[f"Skipped range {number}"] = (
             f"samples {skipped.start:,} to {skipped.stop:,}; {skipped.tokens:,} tokens are not read"

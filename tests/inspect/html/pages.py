@@ -99,12 +99,10 @@ def run(count: int, **changes: Any) -> RunDescription:
         "splits": {"train": split},
         "problems": (),
         "warnings": (f"source {HOSTILE!r} is read more than 16 times",),
-        "opening_seconds": 0.012,
         "full_share_stages": "stages:\n  - samples: 40\n",
         "read_amplification": 1.07,
         "fitting_lanes": 4,
         "memory_per_rank": 1 << 20,
         "memory_limit_per_rank": 1 << 30,
-        "most_lanes": 64,
     }
     return RunDescription(**values | changes)

@@ -70,7 +70,6 @@ def test_all_sources_are_in_the_table_without_a_plotting_library() -> None:
     )
     assert facts["Stages end at sample"] == "12,000, 30,000"
     assert facts["Memory of a rank"] == "at least 1.0 MiB, of 1.0 GiB that the config allows"
-    assert facts["Lanes that would fit"] == "64 at most"
     assert facts["Skipped range 1"] == "samples 8 to 16; 64 tokens are not read"
     assert any(described.warnings[0] in text for _, text in page.all("li"))
     assert any("samples: 40" in text for _, text in page.all("pre"))
