@@ -159,9 +159,7 @@ def _with_estimates(
     about both."""
     sizes = asdict(loaders)
     skips = skips_of(run)
-    amplification = read_amplification(
-        run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
-    )
+    amplification = read_amplification(run, **sizes, stop=min(run.num_samples, SIMULATED_SAMPLES))
     warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
     problem_of_lanes = unfit_lanes(config.lanes, **sizes)
     if problem_of_lanes is not None:

@@ -17,11 +17,10 @@ from megablend.errors import ConfigError
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, PIECE_BLOCKS, PORTION_BLOCKS
 from megablend.mirror.members.homes import MAX_NODES, Homes
 from megablend.prefetch.due_ranges import list_ranges
-from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.memory_need import Loaders, plan_loaders
+from megablend.prefetch.plan_process import plan_process
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.simulate_mirrors import PageReads, simulate
-from megablend.prefetch.windows import plan_windows
 from megablend.run.run import Run
 from megablend.storage.hints import DueRanges
 from megablend.storage.mirror_options import MirrorOptions
@@ -135,23 +134,16 @@ def _list_pages(
         begin: the process's first sample.
         files: numbers of the files by path; new files are added.
     """
-    for section in run.sections:
-        view = run.view(section)
-        coming = future.within(section, begin)
-        first = coming.first
-        budget = plan_budget(
-            view, micro_batch_size=future.micro_batch_size, num_batches=num_batches
-        )
-        for window in plan_windows(view, coming, budget):
-            reads = np.sort(window.reads)
-            times = first + future.stride * window.schedule.first_use[reads].astype(np.float64)
-            # Here the number of a sample is used as the time at which ranges are due
-            for ranges in list_ranges(view, window.schedule.ids[reads], times):
-                if options.covers(ranges.path):
-                    number = files.setdefault(ranges.path, len(files))
-                    pages, owners = _pages_of_ranges(ranges)
-                    yield number * _FILE_PAGES + pages, ranges.due[owners].astype(np.int64)
-            first += future.stride * window.schedule.num_steps
+    for view, window, _ in plan_process(run, future, begin, num_batches):
+        schedule = window.schedule
+        reads = np.sort(window.reads)
+        # Here the number of a sample is used as the time at which ranges are due
+        times = schedule.samples[schedule.step_offsets[schedule.first_use[reads]]]
+        for ranges in list_ranges(view, schedule.ids[reads], times.astype(np.float64)):
+            if options.covers(ranges.path):
+                number = files.setdefault(ranges.path, len(files))
+                pages, owners = _pages_of_ranges(ranges)
+                yield number * _FILE_PAGES + pages, ranges.due[owners].astype(np.int64)
 
 
 def _pages_of_ranges(ranges: DueRanges) -> tuple[Int64s, Int64s]:

@@ -17,7 +17,8 @@ from megablend.errors import DataError
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.tables.source_entry import ColumnEntry
 from megablend.prefetch.memory_need import Loaders, plan_loaders
-from megablend.prefetch.plan_stretches import PlannedRead, Stretch, plan_stretches
+from megablend.prefetch.plan_process import PlannedRead
+from megablend.prefetch.plan_stretches import Stretch, plan_stretches
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.source_requests import SourceRequests
 from megablend.run.run import Run

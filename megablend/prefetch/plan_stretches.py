@@ -3,17 +3,14 @@ which the rest is extrapolated. A stretch consists of consecutive steps of one p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from megablend.prefetch.memory_budget import Budget, plan_budget
-from megablend.prefetch.read_amplification import Dictionaries
+from megablend.prefetch.plan_process import PlannedRead, plan_process
 from megablend.prefetch.read_schedule import StepSequence
-from megablend.prefetch.reads import Read, split_reads
-from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES, Window, plan_windows
+from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES
 from megablend.run.run import Run
 from megablend.storage.transfer import extrapolate
 
@@ -25,23 +22,6 @@ _FEWEST_STRETCHES = 4
 _WIDEST = 1.3
 """If the upper estimate of the reads is more than _WIDEST times the lower estimate, twice as many
 stretches are planned."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedRead:
-    """A read that loaders will make."""
-
-    read: Read
-    num_dictionaries: int
-    """Number of dictionaries that are read along with the blocks, because they are not cached at
-    that time."""
-    dictionary_bytes: int
-    """Stored bytes of these dictionaries."""
-
-    @property
-    def stored_bytes(self) -> int:
-        """Stored size of the blocks in bytes."""
-        return int(self.read.rows["stored_bytes"].sum(dtype=np.int64))
 
 
 class Stretch(NamedTuple):
@@ -108,35 +88,14 @@ def _plan_stretch(
     begins with sample `first`. Otherwise it consists of the second window from `first` on, and of
     further windows if they are short. The first window is skipped because no blocks are in memory
     when it begins, unlike in the middle of a run."""
-    dictionaries = Dictionaries(0)
     num_samples = 0
     reads = list[PlannedRead]()
-    for section in run.sections if is_whole else [run.view_at(first).settings]:
-        view = run.view(section)
-        coming = future.within(section, first)
-        budget = plan_budget(
-            view, micro_batch_size=future.micro_batch_size, num_batches=num_batches
-        )
-        dictionaries.resize(budget.dictionaries)
-        windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)
-        for number, window in enumerate(windows):
-            # Also plan the reads of a first window that does not count, since they put dictionaries
-            # into the cache
-            window_reads = list(_plan_reads(view, window, budget, dictionaries))
-            if is_whole or number > 0:
-                num_samples += len(window.schedule.samples)
-                reads += window_reads
-            if not is_whole and num_samples >= WINDOW_SAMPLES // 2:
-                break
+    first_samples = FIRST_SAMPLES if is_whole else WINDOW_SAMPLES
+    windows = plan_process(run, future, first, num_batches, first_samples)
+    for number, (_, window, window_reads) in enumerate(windows):
+        if is_whole or number > 0:
+            num_samples += len(window.schedule.samples)
+            reads += window_reads
+        if not is_whole and num_samples >= WINDOW_SAMPLES // 2:
+            break
     return Stretch(num_samples, reads)
-
-
-def _plan_reads(
-    run: Run, window: Window, budget: Budget, dictionaries: Dictionaries
-) -> Iterator[PlannedRead]:
-    """Yield the reads of a window, with their reads of dictionaries."""
-    numbers, sizes = run.store.dictionaries(window.schedule.ids)
-    for read in split_reads(run, window, budget):
-        num_before = dictionaries.num_read
-        size = dictionaries.read(numbers[read.indices], sizes[read.indices])
-        yield PlannedRead(read, dictionaries.num_read - num_before, size)

@@ -8,16 +8,12 @@ cached, and as used once. Reads that open files are not counted.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import replace
-
 import numpy as np
-import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.prefetch.memory_budget import batches_of, plan_budget
-from megablend.prefetch.read_schedule import ReadSchedule, StepSequence
-from megablend.prefetch.windows import plan_windows
+from megablend.prefetch.memory_budget import batches_of
+from megablend.prefetch.plan_process import plan_process
+from megablend.prefetch.read_schedule import StepSequence
 from megablend.run.run import Run
 
 
@@ -27,10 +23,9 @@ def read_amplification(
     micro_batch_size: int,
     data_parallel_size: int,
     num_workers: int,
-    first: int,
     stop: int,
 ) -> float:
-    """Compute the read amplification of samples [first, stop).
+    """Compute the read amplification of the first `stop` samples.
 
     Args:
         micro_batch_size: samples per step of a rank.
@@ -40,25 +35,22 @@ def read_amplification(
     Raises: ConfigError if memory is too small.
     """
     future = StepSequence(
-        first=first,
+        first=0,
         micro_batch_size=micro_batch_size,
         stride=micro_batch_size * data_parallel_size * max(1, num_workers),
         stop=stop,
     )
-    budget = plan_budget(
-        run, micro_batch_size=micro_batch_size, num_batches=batches_of(num_workers)
-    )
     read_bytes = 0
     useful_bytes = 0.0
     used_blocks = list[Int64s]()  # for each window, [2, num_blocks]: epochs and blocks
-    all_dictionaries: dict[int, int] = {}
+    dictionary_bytes: dict[int, int] = {}
     for begin in future.begins:
-        dictionaries = Dictionaries(budget.dictionaries)
-        for window in plan_windows(run, replace(future, first=begin), budget):
+        for view, window, reads in plan_process(run, future, begin, batches_of(num_workers)):
             schedule = window.schedule
-            read_bytes += _sum_stored(run, schedule.ids[window.reads])
-            numbers, sizes = run.store.dictionaries(_list_in_order(run, schedule, window.reads))
-            read_bytes += dictionaries.read(numbers, sizes)
+            read_bytes += sum(read.stored_bytes + read.dictionary_bytes for read in reads)
+            numbers, sizes = view.store.dictionaries(schedule.ids)
+            needed = sizes > 0
+            dictionary_bytes |= zip(numbers[needed].tolist(), sizes[needed].tolist(), strict=True)
             if run.consumes_whole_blocks:
                 # A block that several windows use in an epoch counts once: the windows' blocks are
                 # merged below
@@ -66,74 +58,9 @@ def read_amplification(
                 used_blocks.append(np.unique(np.stack([spans.epochs, spans.blocks]), axis=1))
             else:
                 used_parts = schedule.used / run.store.num_tokens(schedule.ids)
-                useful_bytes += float(_stored_sizes(run, schedule.ids) @ used_parts)
-        all_dictionaries |= dictionaries.seen
+                useful_bytes += float(schedule.rows["stored_bytes"] @ used_parts)
     if used_blocks:
         _, blocks = np.unique(np.concatenate(used_blocks, axis=1), axis=1)
-        useful_bytes = _sum_stored(run, blocks)
-    return read_bytes / (useful_bytes + sum(all_dictionaries.values()))
-
-
-class Dictionaries:
-    """A simulation of the dictionary cache (megablend.formats.parquet.decoding.dictionaries).
-
-    Args:
-        max_bytes: maximum size of the cached dictionaries, in stored bytes; a single one may exceed
-            it.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[int, int] = OrderedDict()
-        self._bytes = 0
-        self.seen: dict[int, int] = {}
-        """Stored bytes of each requested dictionary, by number."""
-        self.num_read = 0
-        """Number of times that dictionaries were read."""
-
-    def resize(self, max_bytes: int) -> None:
-        """Change the limit."""
-        self._max_bytes = max_bytes
-
-    def read(self, numbers: Int64s, sizes: Int64s) -> int:
-        """Request dictionaries one after another. Return the stored bytes of those that are not
-        cached, and so are read.
-
-        Args:
-            numbers: int64 [n], numbers of the dictionaries.
-            sizes: int64 [n], stored bytes of each dictionary; 0 stands for no dictionary.
-        """
-        total = 0
-        # Repeated requests for the same dictionary change nothing
-        changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
-        for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
-            if number in self._kept:
-                self._kept.move_to_end(number)
-            elif size:
-                total += size
-                self.num_read += 1
-                self.seen[number] = size
-                self._kept[number] = size
-                self._bytes += size
-                while self._bytes > self._max_bytes and len(self._kept) > 1:
-                    _, evicted_size = self._kept.popitem(last=False)
-                    self._bytes -= evicted_size
-        return total
-
-
-def _list_in_order(run: Run, schedule: ReadSchedule, reads: Int64s) -> Int64s:
-    """List the blocks that a window reads, approximately in the order in which they are read: by
-    file, then by first use (int64 [n])."""
-    ids = schedule.ids[reads]
-    return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
-
-
-def _sum_stored(run: Run, ids: Int64s) -> int:
-    """Return the sum of the stored bytes of blocks."""
-    return int(_stored_sizes(run, ids).sum(dtype=np.int64))
-
-
-def _stored_sizes(run: Run, ids: Int64s) -> npt.NDArray[np.uint32]:
-    """Return the stored bytes of each block, uint32 [n]."""
-    stored: npt.NDArray[np.uint32] = run.store.snapshot.blocks(ids)["stored_bytes"]
-    return stored
+        stored = run.store.snapshot.blocks(blocks)["stored_bytes"]
+        useful_bytes = int(stored.sum(dtype=np.int64))
+    return read_bytes / (useful_bytes + sum(dictionary_bytes.values()))

@@ -14,7 +14,7 @@ import numpy as np
 from megablend.arrays import Float64s
 from megablend.formats.fetch import plan_fetch, start_fetch
 from megablend.index.blocks.block_store import BlockStore
-from megablend.prefetch.plan_stretches import PlannedRead
+from megablend.prefetch.plan_process import PlannedRead
 from megablend.prefetch.reads import Read
 from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.objects.clients import count_requests

@@ -182,7 +182,6 @@ def test_amplification_counts_what_all_processes_read(
         micro_batch_size=micro_batch,
         data_parallel_size=ranks,
         num_workers=workers,
-        first=0,
         stop=480,
     )
     processes = ranks * max(1, workers)
@@ -207,13 +206,13 @@ def test_amplification_counts_what_all_processes_read(
 def test_lanes_that_match_are_read_once(tmp_path: Path) -> None:
     run = run_of(tmp_path, ["arrow"], shuffle_window=20, sequence_length=4)
     alone = read_amplification(
-        run, micro_batch_size=4, data_parallel_size=1, num_workers=0, first=0, stop=480
+        run, micro_batch_size=4, data_parallel_size=1, num_workers=0, stop=480
     )
     ranks = read_amplification(
-        run, micro_batch_size=1, data_parallel_size=2, num_workers=2, first=0, stop=480
+        run, micro_batch_size=1, data_parallel_size=2, num_workers=2, stop=480
     )
     others = read_amplification(
-        run, micro_batch_size=1, data_parallel_size=3, num_workers=0, first=0, stop=480
+        run, micro_batch_size=1, data_parallel_size=3, num_workers=0, stop=480
     )
     assert alone <= 1
     assert alone <= ranks < others

@@ -280,7 +280,6 @@ def test_amplification_is_what_is_measured(tmp_path: Path, micro_batch: int, ran
         micro_batch_size=micro_batch,
         data_parallel_size=ranks,
         num_workers=0,
-        first=0,
         stop=900,
     )
     storage = CountingStorage()

@@ -99,7 +99,6 @@ def main() -> None:
                     micro_batch_size=micro_batch,
                     data_parallel_size=ranks,
                     num_workers=0,
-                    first=0,
                     stop=samples,
                 )
                 matches = "match" if LANES % (micro_batch * ranks) == 0 else "do not match"

@@ -136,7 +136,6 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
         micro_batch_size=8,
         data_parallel_size=1,
         num_workers=0,
-        first=0,
         stop=8 * 512 * 4,
     )
     return found
