@@ -52,6 +52,8 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     hint = did_you_mean(
         pattern, _possible_data(spec, storage.glob(siblings), suffixes), before="; "
     )
+    if not hint and location.find_scheme(pattern) in ("s3", "gs", "az"):
+        hint = "; check the bucket, and `endpoint` if it is set"
     raise spec.complaint(f"{pattern} matches no file{hint}")
 
 

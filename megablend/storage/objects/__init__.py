@@ -7,7 +7,6 @@ urls           lists of URLs, as braces and text files; queries of URLs, which a
 object_version the version of an object that is read
 known_objects  the known versions of objects, and the heads and tails of some
 failures       the meaning of the client's errors
-endpoints      mistakes in an endpoint at which nothing is found
 credentials    credentials that obstore does not find by itself
 obstore_stores obstore's stores, made from options and the environment
 clients        the clients of this process, by bucket and options; pauses that sources ask for

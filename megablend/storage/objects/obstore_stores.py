@@ -97,18 +97,6 @@ def make_store(address: Address, options: StoreOptions, query: str, *, is_for_li
     raise ConfigError(f"{address.root}: the client refuses its settings ({problem}); {remedy}")
 
 
-def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """Return obstore's store for an endpoint as if it were a web server. Raises: ConfigError.
-
-    Args:
-        options: the options of the endpoint.
-    """
-    scheme, _, server = endpoint.partition("://")
-    return make_store(
-        Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False
-    )
-
-
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
     """Return the endpoint that the config or the environment sets. Raises: ConfigError if the
     environment sets an endpoint that is not a URL: the client would panic."""

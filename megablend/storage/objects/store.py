@@ -16,10 +16,8 @@ from megablend.arrays import Int64s
 from megablend.errors import (
     ConfigError,
     CorruptFileError,
-    DataError,
     MegablendError,
     MissingFileError,
-    UnsupportedFileError,
 )
 from megablend.storage.base import (
     Allocate,
@@ -48,15 +46,12 @@ from megablend.storage.objects.bucket import MAX_PART_BYTES
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.bucket_lister import BucketLister
 from megablend.storage.objects.clients import get_client, get_lister
-from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
 from megablend.storage.objects.object_table import ObjectTable, join_tables
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.obstore_stores import (
     check_can_list,
     check_installed,
-    find_endpoint,
-    get_web_server,
 )
 from megablend.storage.objects.rate_limiter import MAX_REQUESTS
 from megablend.storage.objects.urls import split_query
@@ -111,40 +106,8 @@ class ObjectStorage:
 
     def find(self, pattern: str) -> Found:
         """See Storage.find. The sizes and etags of all listed objects are kept, even of those that
-        do not match, so that `stat` sends no requests.
-
-        Raises: ConfigError if nothing is found because the endpoint is wrong.
-        """
+        do not match, so that `stat` sends no requests."""
         address = parse_location(pattern)
-        with self._explaining(pattern, address):
-            found = self._find(pattern, address)
-        if not found.files and not found.folders:
-            self._check_endpoint(pattern, address, asks=True)
-        return found
-
-    def find_table(self, pattern: str) -> FileTable | None:
-        """See TableStorage.find_table. Raises: the same errors as `find`."""
-        address = parse_location(pattern)
-        # Listings do not contain the ids of versions
-        if not _is_listed(address) or find_options(self._options, pattern).versions:
-            return None
-        with self._explaining(pattern, address):
-            folders, objects = self._list(pattern, address)
-        if not objects.matches.any() and not folders:
-            self._check_endpoint(pattern, address, asks=True)
-        return (objects if objects.matches.all() else objects.take(objects.matches)).as_files()
-
-    @contextmanager
-    def _explaining(self, pattern: str, address: Address) -> Iterator[None]:
-        """Check the endpoint if a listing within this context fails."""
-        try:
-            yield
-        except DataError as error:
-            self._check_endpoint(pattern, address, asks=isinstance(error, UnsupportedFileError))
-            raise
-
-    def _find(self, pattern: str, address: Address) -> Found:
-        """Find the objects that match a pattern, without checking the endpoint."""
         if not _is_listed(address):
             return self._find_one(pattern, address)
         folders, objects = self._list(pattern, address)
@@ -157,6 +120,15 @@ class ObjectStorage:
             versions = zip(objects.paths.list_all(), objects.list_versions(), strict=True)
             self._known.replace(dict(versions))
         return Found([Match(0, path, path) for path in paths], {}, tuple(folders))
+
+    def find_table(self, pattern: str) -> FileTable | None:
+        """See TableStorage.find_table. Raises: the same errors as `find`."""
+        address = parse_location(pattern)
+        # Listings do not contain the ids of versions
+        if not _is_listed(address) or find_options(self._options, pattern).versions:
+            return None
+        _, objects = self._list(pattern, address)
+        return (objects if objects.matches.all() else objects.take(objects.matches)).as_files()
 
     def _list(self, pattern: str, address: Address) -> tuple[Sequence[str], ObjectTable]:
         """List the folders and objects that a pattern with wildcards matches; see
@@ -308,32 +280,6 @@ class ObjectStorage:
         except MissingFileError:
             return Found([], {})
         return Found([Match(0, path, path)], {})
-
-    def _check_endpoint(self, location: str, address: Address, *, asks: bool) -> None:
-        """Check the endpoint setting after nothing was found at a location.
-
-        Args:
-            asks: whether to send a request to the endpoint, to see whether the response is a web
-                page.
-
-        Raises: ConfigError if the endpoint cannot be that of the store.
-        """
-        options = find_options(self._options, location)
-        endpoint = None if address.scheme in WEB_SCHEMES else find_endpoint(address, options)
-        if endpoint is None:
-            return
-        found = f"{location}: nothing was found with the endpoint {endpoint}, which"
-        has_path_style = options.path_style is not False
-        better = find_bucket_in(endpoint, address, path_style=has_path_style)
-        if better is not None:
-            raise ConfigError(f"{found} contains the bucket's name; write {better}")
-        if not asks:
-            return
-        server = get_web_server(endpoint, options)
-        if loop.run(is_page(server, address.bucket, options.read_timeout)):
-            raise ConfigError(
-                f"{found} responds with a web page; set `endpoint` to the store, not to its console"
-            )
 
     def _find_version(self, path: str) -> ObjectVersion:
         """Return the pinned version of an object. If there is none, the current version is

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import megablend
-from megablend.errors import DataError, MegablendError
+from megablend.errors import ConfigError, DataError, MegablendError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.store_options import parse_options
@@ -159,47 +159,12 @@ def bucket_in_the_host(
     return "s3://127/b/*.parquet", {"s3://127": {"anonymous": True}}
 
 
-def bucket_twice_in_the_host(
-    stack: ExitStack, _: Path, patch: pytest.MonkeyPatch
-) -> tuple[str, Settings]:
-    settings = {
-        "endpoint": "http://bucket.store.invalid",
-        "path_style": False,
-        "anonymous": True,
-        "give_up_after": 1,
-    }
-    return "s3://bucket/a.parquet", {"s3://bucket": settings}
-
-
 def console(stack: ExitStack, status: int, key: str) -> tuple[str, Settings]:
     url = stack.enter_context(answering(status, b"<!doctype html><title>Console</title>"))
     return f"s3://bucket/{key}", {"s3://bucket": {"endpoint": url, "anonymous": True}}
 
 
-IN_IT = "contains the bucket's name; write http://127.0.0.1:"
-PAGE = "responds with a web page; set `endpoint` to the store, not to its console"
 SITUATIONS = [
-    Situation("an endpoint that ends with the bucket", bucket_in_the_path, IN_IT),
-    Situation("the same of a key", bucket_in_the_path_of_a_key, IN_IT),
-    Situation(
-        "an endpoint that begins with the bucket",
-        bucket_in_the_host,
-        "bucket's name; write http://0.0.1:",
-    ),
-    Situation(
-        "the same with hosts of buckets",
-        bucket_twice_in_the_host,
-        "write http://store.invalid and `path",
-    ),
-    *(
-        Situation(
-            f"a console that answers {status} for {key}",
-            lambda stack, *_, s=status, k=key: console(stack, s, k),
-            PAGE,
-        )
-        for status in (200, 404)
-        for key in ("a.parquet", "*.parquet", "**/*.parquet")
-    ),
     Situation(
         "a server that never answers", silent, "the server has never responded: check the location"
     ),
@@ -278,3 +243,31 @@ def test_credentials_that_expire_during_a_run_are_not_a_file_to_restore(tmp_path
             dataset[0]
     assert "the credentials have expired (ExpiredToken); renew the credentials" in str(caught.value)
     assert "restore" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        bucket_in_the_path,
+        bucket_in_the_path_of_a_key,
+        bucket_in_the_host,
+        *(
+            lambda stack, *_, s=status, k=key: console(stack, s, k)
+            for status, key in ((200, "*.parquet"), (404, "a.parquet"), (404, "**/*.parquet"))
+        ),
+    ],
+)
+def test_a_wrong_endpoint_at_which_nothing_is_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[ExitStack, Path, pytest.MonkeyPatch], tuple[str, Settings]],
+) -> None:
+    """It contains the bucket, or is the address of a store's web console."""
+    with ExitStack() as stack:
+        location, settings = prepare(stack, tmp_path, monkeypatch)
+        sources = [{"name": "a", "path": location, "weight": 1}]
+        config = make_config(tmp_path, sources, samples=64, storage=settings)
+        with pytest.raises(ConfigError) as caught:
+            megablend.build_index(config)
+    says = f"{location} matches no file; check the bucket, and `endpoint` if it is set"
+    assert str(caught.value).endswith(says)
