@@ -9,8 +9,8 @@ dot. A name also matches if it equals its part of the pattern, even if it has wi
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from megablend.storage.location import has_wildcard
@@ -21,67 +21,38 @@ ListFolder = Callable[[str], Awaitable[Sequence[str]]]
 It returns the keys of the subfolders, without a trailing slash."""
 ListAll = Callable[[str], Awaitable[None]]
 """A function that lists the objects anywhere below a folder, given the folder's key."""
-_TOKEN = re.compile(r"\*+|\?|\[(!|(?!!))(\][^\]]*|[^\]]+)\]|.", re.DOTALL)
-"""Matches a wildcard or a character in a part of a pattern."""
-_RANGE = re.compile(r"(.)(?:-(.))?", re.DOTALL)
-_LETTER = r"[^/\x00]"
-HIDDEN = "/\0."
-"""The text that replaces a slash followed by a dot in keys before they are matched."""
-_NOTHING = r"\x00\x00"
-"""An expression that matches no marked key, since such a key never has two NULs in a row."""
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
     """Return whether a name matches a pattern with `*`, `?`, `[]` and `**`. The parts of both are
     separated by `/`."""
-    return re.fullmatch(make_expression(pattern), mark_hidden(name)) is not None
+    folder, _, last = f"/{name}".rpartition("/")
+    folders, _, part = f"/{pattern}".rpartition("/")
+    if part == ANY_FOLDERS:
+        return not last.startswith(".") and _matches_folders(folder, f"/{pattern}")
+    return _matches_part(last, part) and _matches_folders(folder, folders)
 
 
-def mark_hidden(key: str) -> str:
-    """Mark the hidden names in a key, as the expressions of `make_expression` require. The result
-    has a leading slash, and a NUL before each name that begins with a dot, since RE2 cannot look
-    ahead."""
-    return f"/{key}".replace("/.", HIDDEN)
+@lru_cache(maxsize=1 << 12)
+def _matches_folders(folder: str, pattern: str) -> bool:
+    """Return whether a folder matches the parts of a pattern that stand for folders, of which `**`
+    stands for any number. Both are empty or begin with a slash. The results are kept, since most
+    folders have many names."""
+    if not pattern:
+        return not folder
+    above, _, name = folder.rpartition("/")
+    rest, _, part = pattern.rpartition("/")
+    if part != ANY_FOLDERS:
+        return bool(folder) and _matches_part(name, part) and _matches_folders(above, rest)
+    if _matches_folders(folder, rest):
+        return True
+    return bool(folder) and not name.startswith(".") and _matches_folders(above, pattern)
 
 
-@lru_cache(maxsize=256)
-def make_expression(pattern: str) -> str:
-    """Return a regular expression for the marked keys that match a pattern. It uses only syntax
-    that RE2 and Python have in common."""
-    *folders, last = pattern.split("/")
-    any_name = f"(?:/{_LETTER}*)"
-    parts = [f"{any_name}*" if each == ANY_FOLDERS else f"/{_translate(each)}" for each in folders]
-    end = f"{any_name}+" if last == ANY_FOLDERS else f"/{_translate(last)}"
-    return f"^{''.join(parts)}{end}$"
-
-
-def _translate(part: str) -> str:
-    """Return the expression for the names that match or equal a part of a pattern."""
-    begin = r"\x00" if part.startswith(".") else ""
-    found = "".join(_translate_token(each) for each in _TOKEN.finditer(part))
-    return rf"{begin}(?:{found}|{re.escape(part)})" if has_wildcard(part) else begin + found
-
-
-def _translate_token(token: re.Match[str]) -> str:
-    letter = token[0][0]
-    if letter == "*":
-        return f"{_LETTER}*"
-    if letter == "?":
-        return _LETTER
-    if token[2] is None:
-        return re.escape(token[0])
-    ranges = [(low, high or low) for low, high in _RANGE.findall(token[2])]
-    is_inverse = bool(token[1])
-    if not is_inverse:  # names have no slashes, so ranges are divided at the slash
-        divided = [
-            ((low, "."), ("0", high)) if low <= "/" <= high else ((low, high),)
-            for low, high in ranges
-        ]
-        ranges = [each for pieces in divided for each in pieces]
-    letters = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in ranges if low <= high)
-    if is_inverse:
-        return rf"[^/\x00{letters}]"
-    return f"[{letters}]" if letters else _NOTHING
+def _matches_part(name: str, part: str) -> bool:
+    """Return whether a name without slashes matches a part of a pattern other than `**`."""
+    is_hidden = name.startswith(".") and not part.startswith(".")
+    return name == part or (not is_hidden and fnmatchcase(name, part))
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Sequence[str]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from megablend.arrays import Bools, Int64s
 from megablend.storage.file_table import FileTable, Texts, TextsBuilder
-from megablend.storage.objects.listing import HIDDEN, make_expression
+from megablend.storage.objects.listing import matches_pattern
 from megablend.storage.objects.object_version import ObjectVersion
 
 
@@ -48,14 +48,13 @@ class ObjectTable(NamedTuple):
         trimmed = pc.utf8_trim(pc.utf8_trim_whitespace(etags), '"')
         etags = pc.if_else(pc.starts_with(etags, "W/"), "", trimmed)
         modified = rows["last_modified"].cast(pa.timestamp("s", "UTC"), safe=False).cast(pa.int64())
-        marked = pc.replace_substring(pc.binary_join_element_wise("/", keys, ""), "/.", HIDDEN)
-        matches = pc.match_substring_regex(marked, make_expression(pattern))
+        matches = (matches_pattern(key, pattern) for key in keys.to_pylist())
         return cls(
             _make_texts(pc.binary_join_element_wise(f"{root}/", keys, "")),
             rows["size"].cast(pa.int64()).to_numpy(),
             _make_texts(etags),
             np.maximum(modified.to_numpy(), 0),
-            np.asarray(matches.to_numpy(), np.bool_),
+            np.fromiter(matches, np.bool_, len(keys)),
         )
 
     def take(self, rows: npt.NDArray[Any]) -> ObjectTable:

@@ -76,7 +76,7 @@ def test_states_are_those_of_single_objects(seed: int) -> None:
 
 
 def matches_parts(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the names of a path match the parts of a pattern: the twin of `make_expression`."""
+    """Whether the names of a path match the parts of a pattern: the twin of `matches_pattern`."""
     if not parts:
         return not names
     if parts[0] != "**":
