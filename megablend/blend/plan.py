@@ -29,6 +29,7 @@ from megablend.blend.interleavings.base import (
 from megablend.blend.interleavings.registry import find_interleaving
 from megablend.blend.interleavings.tails import Tails
 from megablend.errors import PlanError
+from megablend.lazy import cached_property
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +93,7 @@ class StagesPlan(LocatesMany):
         epochs: the sources' epochs, or a function that returns them; needed only to convert
             positions to epochs.
 
-    Raises: PlanError, naming the stage, if there are no stages, a stage has no samples, or there
-        are too many samples.
+    Raises: PlanError if there are no stages, or too many samples.
     """
 
     def __init__(
@@ -111,41 +111,10 @@ class StagesPlan(LocatesMany):
             raise PlanError(
                 f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}: request fewer"
             )
-        self._starts = [stage.start for stage in stages]
-        for stage in stages:
-            _check(stage.number, stage.request, self.num_sources)
-        before = np.zeros((len(stages) + 1, self.num_sources), np.int64)
-        np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=before[1:])
-        self._samples_before: Int64s = before
-        """Number of samples of each source before each stage, and in all stages: int64 [num_stages
-        + 1, num_sources]."""
-        # The same array, unless a source is dropped
-        self._first_ordinals = self._samples_before
-        """The first ordinal of each source that belongs to each stage, int64 [num_stages + 1,
-        num_sources]. Like `_samples_before`, but the ordinals of a dropped source that earlier
-        stages have begun belong to these earlier stages, even if they are not read."""
-        self._stop_ordinals = before[-1].copy()
-        """The end of each source's ordinals, int64 [num_sources]; after a cut, some ordinals below
-        it may not be read."""
-        self._tail_stops = dict[int, Int64s]()
-        """The end of each source's tails (ordinals of begun periods that later stages read), int64
-        [num_sources], by the number of each stage that was cut and has tails."""
-        for number, stage in enumerate(stages):
-            if stage.dropped is not None:
-                if self._first_ordinals is self._samples_before:
-                    self._first_ordinals = self._samples_before.copy()
-                later = self._first_ordinals[number:]
-                np.maximum(later, stage.dropped, out=later)
-            if stage.cut_edges is not None and (stage.cut_edges[2] > stage.cut_edges[1]).any():
-                stops = before[number] + stage.cut_edges[2]
-                self._tail_stops[number] = stops
-                np.maximum(self._stop_ordinals, stops, out=self._stop_ordinals)
-        self._first_tokens = np.stack([stage.cursor for stage in stages])
-        self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
         self._tails = dict[int, Tails]()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Other threads may add plans while these are pickled
+        # Other threads may add plans and cached properties while these are pickled
         copies = {"_plans": dict(self._plans), "_tails": dict(self._tails)}
         return {**self.__dict__, **copies}
 
@@ -157,10 +126,64 @@ class StagesPlan(LocatesMany):
         assert self._epochs is not None
         return self._epochs
 
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first sample of each stage."""
+        return [stage.start for stage in self.stages]
+
+    @cached_property
+    def _samples_before(self) -> Int64s:
+        """Number of samples of each source before each stage, and in all stages: int64 [num_stages
+        + 1, num_sources]."""
+        before = np.zeros((len(self.stages) + 1, self.num_sources), np.int64)
+        np.cumsum(np.stack([stage.read for stage in self.stages]), axis=0, out=before[1:])
+        return before
+
+    @cached_property
+    def _first_ordinals(self) -> Int64s:
+        """The first ordinal of each source that belongs to each stage, int64 [num_stages + 1,
+        num_sources]. Like `_samples_before`, but the ordinals of a dropped source that earlier
+        stages have begun belong to these earlier stages, even if they are not read."""
+        first = self._samples_before
+        for number, stage in enumerate(self.stages):
+            if stage.dropped is not None:
+                if first is self._samples_before:
+                    first = first.copy()
+                np.maximum(first[number:], stage.dropped, out=first[number:])
+        return first
+
+    @cached_property
+    def _tail_stops(self) -> dict[int, Int64s]:
+        """The end of each source's tails (ordinals of begun periods that later stages read), int64
+        [num_sources], by the number of each stage that was cut and has tails."""
+        return {
+            number: self._samples_before[number] + stage.cut_edges[2]
+            for number, stage in enumerate(self.stages)
+            if stage.cut_edges is not None and (stage.cut_edges[2] > stage.cut_edges[1]).any()
+        }
+
+    @cached_property
+    def _stop_ordinals(self) -> Int64s:
+        """The end of each source's ordinals, int64 [num_sources]; after a cut, some ordinals below
+        it may not be read."""
+        stops: Int64s = np.max([self._samples_before[-1], *self._tail_stops.values()], axis=0)
+        return stops
+
+    @cached_property
+    def _first_tokens(self) -> Int64s:
+        """The position at which each source's first sample of each stage begins, int64 [num_stages,
+        num_sources]."""
+        return np.stack([stage.cursor for stage in self.stages])
+
+    @cached_property
+    def _sample_tokens(self) -> Int64s:
+        """Number of tokens from one sample of each stage to the next, int64 [num_stages]."""
+        return np.array([stage.request.sample_tokens for stage in self.stages], np.int64)
+
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Return the source of each of the samples `ks`, and the number of the sample within its
         source (int32 [n], int64 [n]). Raises: IndexError if a sample is out of range."""
-        if len(self._starts) == 1:
+        if len(self.stages) == 1:
             return self.plan_of(0).locate_many(ks)
         numbers = sample_numbers(ks, self.num_samples)
         if not numbers.size:
@@ -296,9 +319,9 @@ class StagesPlan(LocatesMany):
             and the number of tokens from there to the first token of the source's next sample,
             one number if it is the same in all stages, otherwise int64 [n].
         """
-        if len(self._starts) == 1:
-            step = int(self._sample_tokens[0])
-            return self._first_tokens[0].take(sources) + ordinals * step, step
+        if len(self.stages) == 1:
+            step = self.stages[0].request.sample_tokens
+            return self.stages[0].cursor.take(sources) + ordinals * step, step
         stages = (self._first_ordinals[1:-1, sources] <= ordinals).sum(
             axis=0
         )  # over [num_stages - 1, n]
@@ -394,18 +417,3 @@ class StagesPlan(LocatesMany):
                 first = self._samples_before[number][sources]
                 ordinals = first + self._tails_of(number).resolve(sources, ordinals - first)
         return sources, ordinals
-
-
-def _check(number: int, stage: StageRequest, num_sources: int) -> None:
-    """Check the totals of a stage. Raises: PlanError."""
-    if len(stage.totals) != num_sources:
-        raise PlanError(
-            f"stage {number} has totals for {len(stage.totals)} sources; expected {num_sources}"
-        )
-    if len(stage.totals) and stage.totals.min() < 0:
-        source = int(stage.totals.argmin())
-        raise PlanError(
-            f"stage {number} gives source {source} {stage.totals[source]} samples; expected 0 or more"
-        )
-    if stage.num_samples == 0:
-        raise PlanError(f"stage {number} has no samples; expected at least one")

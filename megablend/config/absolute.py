@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.caches.find import check_location, is_remote
-from megablend.config.complaints import Places
+from megablend.config.complaints import Place, Places
 from megablend.config.model import Config
 from megablend.config.source import Source
 from megablend.errors import ConfigError
@@ -31,21 +31,22 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     Raises: ConfigError.
     """
     urls: dict[str, str] = {}
-    cache = make_cache_absolute(config.cache, base, places.describe(["cache"]))
+    cache = make_cache_absolute(config.cache, base, Place(places, ("cache",)))
     token_files = f"{cache}/tokens"
     if config.token_files is not None:
-        place = places.describe(["token_files"])
+        place = Place(places, ("token_files",))
         token_files = make_cache_absolute(config.token_files, base, place)
 
     def make_source_absolute(source: Source, *location: str | int) -> Source:
         """Return a source with absolute paths and its place in the config, which is given by the
         keys `location`."""
-        place = places.describe(location)
-        update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
+        place = Place(places, (*location, "path"))
+        update: dict[str, Any] = {"path": _find_locations(source.path, base, place, urls)}
         if isinstance(source.vocab_size, str):
-            update["vocab_size"] = _absolute_path(source.vocab_size, base, f"{place}.vocab_size")
+            place = Place(places, (*location, "vocab_size"))
+            update["vocab_size"] = _absolute_path(source.vocab_size, base, place)
         absolute = source.model_copy(update=update)
-        absolute._place = place
+        absolute._place = Place(places, location)
         absolute._token_files = token_files
         return absolute
 
@@ -61,10 +62,10 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         "sources": sources,
     }
     if config.local_cache is not None:
-        place = places.describe(["local_cache"])
+        place = Place(places, ("local_cache",))
         update["local_cache"] = _absolute_path(config.local_cache, base, place)
     if isinstance(config.vocab_size, str):
-        place = places.describe(["vocab_size"])
+        place = Place(places, ("vocab_size",))
         update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
     if config.tokenizer is not None:
         path = base / Path(config.tokenizer).expanduser()
@@ -77,7 +78,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
 
 
 def _find_locations(
-    written: Sequence[str], base: Path, place: str, urls: dict[str, str]
+    written: Sequence[str], base: Path, place: object, urls: dict[str, str]
 ) -> tuple[str, ...]:
     """Return the locations of data files: absolute paths, and URLs whose scheme is supported.
 
@@ -101,7 +102,7 @@ def _find_locations(
     return tuple(found)
 
 
-def _expand_urls(location: str, base: Path, place: str) -> list[str]:
+def _expand_urls(location: str, base: Path, place: object) -> list[str]:
     """Expand a URL with braces, or a text file of URLs, to a list of URLs. Any other location is
     returned unchanged, as the only item."""
     try:
@@ -125,7 +126,7 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
     return plain
 
 
-def _check_url(location: str, base: Path, place: str) -> str:
+def _check_url(location: str, base: Path, place: object) -> str:
     """Return a URL after checking that its scheme is supported. Other locations are returned as
     absolute paths."""
     location = lower_scheme(location)
@@ -142,7 +143,7 @@ def _check_url(location: str, base: Path, place: str) -> str:
     return location
 
 
-def make_cache_absolute(location: str, base: Path, place: str) -> str:
+def make_cache_absolute(location: str, base: Path, place: object) -> str:
     """Return the location of a cache: a URL if it is a prefix of an object store, otherwise an
     absolute path.
 
@@ -166,7 +167,7 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     return location.rstrip("/")
 
 
-def _absolute_path(path: str, base: Path, place: str) -> str:
+def _absolute_path(path: str, base: Path, place: object) -> str:
     """Return an absolute path; `~` is replaced by the home folder. Raises: ConfigError if the path
     is empty, a URL, or contains NUL."""
     if "\0" in path:

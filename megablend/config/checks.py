@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter
 
 from megablend.config.settings import EOD_MASKS, LENGTHS, SPLITS, Settings
 from megablend.config.source import check_blend, check_units
@@ -35,18 +37,18 @@ def check_settings(settings: Settings) -> None:
         check_blend(split, sources, blended=settings.is_blended(split))
     _check_weights(settings)
     has_end = bool(lengths or (settings.stages and settings.stages[-1].has_end))
-    if _is_weighted(settings) and not has_end:
+    if not has_end and _is_weighted(settings):
         raise ValueError(
             "samples: missing; weights do not say how many samples the run has: add samples, tokens or epochs"
         )
     _check_masks(settings)
     _check_vocab_sizes(settings)
-    texts = [source.name for each in settings.sources.values() for source in each if source.text]
-    if texts and settings.tokenizer is None:
-        raise ValueError(
-            f"tokenizer: missing; source {texts[0]!r} is text: give the path of a tokenizer.json or of its folder, "
-            "or the name of a model in the Hugging Face cache"
-        )
+    for source in chain.from_iterable(settings.sources.values()):
+        if source.text and settings.tokenizer is None:
+            raise ValueError(
+                f"tokenizer: missing; source {source.name!r} is text: give the path of a tokenizer.json or of its folder, "
+                "or the name of a model in the Hugging Face cache"
+            )
 
 
 def check_stages(
@@ -65,8 +67,8 @@ def check_stages(
             check_units("train", config.sources["train"])
             _check_weights(config)
             _check_masks(config)
-            if stage.on_exhausted is not None:
-                check_caps(config)
+            if stage.on_exhausted == "redistribute":
+                check_caps([config])
         except ValueError as error:
             raise ValueError(f"stages[{i}]: {error}") from None
         if stage.schedule is not None and config.on_exhausted == "redistribute":
@@ -76,21 +78,19 @@ def check_stages(
             )
         is_last = i == len(stages) - 1
         has_end = stage.has_end or (is_last and ends_with_run)
-        if _is_weighted(config) and not has_end:
+        if not has_end and _is_weighted(config):
             raise ValueError(
                 f"stages[{i}]: has no end, and weights do not say where it ends; add samples, tokens or share"
             )
 
 
-def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
-    """If `on_exhausted` is `redistribute`, check that at least one source has a cap, at the top
-    level or in a stage.
+def check_caps(configs: Sequence[Settings]) -> None:
+    """Check that at least one source has a cap, as `on_exhausted: redistribute` requires, at the
+    top level or in a stage, whose settings are `configs`.
 
     Raises: ValueError, whose message begins with the key.
     """
-    if settings.on_exhausted != "redistribute":
-        return
-    lists = (listed for each in (settings, *stages) for listed in each.sources.values())
+    lists = (listed for each in configs for listed in each.sources.values())
     if not any(source.is_capped for listed in lists for source in listed):
         raise ValueError(
             "on_exhausted: no source can be exhausted, since none has a cap; give max_epochs or max_tokens to at "
@@ -111,7 +111,7 @@ def _is_weighted(settings: Settings) -> bool:
 def _check_weights(settings: Settings) -> None:
     """Check that `weight: size` and `temperature` are compatible with the shares of the sources."""
     for split, sources in settings.sources.items():
-        is_sized = any(source.weight == SIZE for source in sources)
+        is_sized = SIZE in map(attrgetter("weight"), sources)
         for i, source in enumerate(sources):
             if is_sized and source.weight is not None and source.weight not in (SIZE, 0):
                 raise ValueError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -18,22 +19,19 @@ from megablend.config.stages import StageSettings, StageSource
 from megablend.errors import did_you_mean
 
 
+@dataclass(frozen=True)
 class Places:
-    """The line numbers of a config's keys, for messages.
+    """The line numbers of a config's keys, for messages."""
 
-    Args:
-        name: the file name that messages show, or `config` for a dict.
-        lines: the line numbers of the file's keys; None for a config that was not read from a file.
-    """
-
-    def __init__(self, name: str, lines: Lines) -> None:
-        self.name = name
-        self._lines = lines
+    name: str
+    """The file name that messages show, or `config` for a dict."""
+    lines: Lines
+    """The line numbers of the file's keys; None for a config that was not read from a file."""
 
     def describe(self, location: Sequence[str | int]) -> str:
         """Return the prefix of messages about a location: `file:line: keys`. The line is that of
         the innermost key of the location that exists in the file."""
-        lines = self._lines
+        lines = self.lines
         line = None
         for part in location:
             if isinstance(lines, dict):
@@ -49,8 +47,18 @@ class Places:
     def split(self, name: str) -> list[str]:
         """Return the part of a location that names a split: [name], or an empty list if the config
         does not list its sources by split."""
-        top = self._lines if isinstance(self._lines, dict) else {}
+        top = self.lines if isinstance(self.lines, dict) else {}
         return [name] if isinstance(top.get("sources", (0, None))[1], dict) else []
+
+
+class Place(NamedTuple):
+    """A place in a config. Its text, which only messages need, is made when it is formatted."""
+
+    places: Places
+    location: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        return self.places.describe(self.location)
 
 
 def join_keys(location: Sequence[str | int]) -> str:

@@ -64,7 +64,8 @@ def load_config(
     if cache is not None:
         data["cache"] = cache
     try:
-        checked = Config.model_validate(with_eods(data, base, place))
+        with_ids = with_eods(data, base, place) if "tokenizer" in data else data
+        checked = Config.model_validate(with_ids)
     except ValidationError as error:
         raise ConfigError(_join_problems(error, place, data)) from None
     return make_paths_absolute(checked, base, place)

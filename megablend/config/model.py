@@ -75,9 +75,10 @@ def _list_written(value: object) -> object:
     """Convert models to lists of their keys and validated values, sorted by key. Only keys that
     were set and can affect the order are included."""
     if isinstance(value, BaseModel):
-        value = {name: getattr(value, name) for name in value.model_fields_set - OUTSIDE_REQUEST}
+        keys = sorted(value.model_fields_set - OUTSIDE_REQUEST)
+        return [[key, _list_written(getattr(value, key))] for key in keys]
     if isinstance(value, dict):
-        return [[key, _list_written(found)] for key, found in sorted(value.items())]
+        return list(map(_list_written, sorted(value.items())))
     if isinstance(value, list | tuple):
         return list(map(_list_written, value))
     return str(value) if isinstance(value, Fraction) else value
@@ -96,14 +97,14 @@ class Config(Settings):
     def _consistent(self) -> Config:
         """Check that the keys are consistent; see `megablend.config.checks`."""
         check_settings(self)
-        if not self.stages:
-            check_caps(self)
-            return self
-        lengths = find_lengths(self)
-        check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
-        stage_configs = self.stage_configs
-        check_stages(self.stages, stage_configs, ends_with_run=bool(lengths))
-        check_caps(self, stage_configs)
+        stage_configs: tuple[Config, ...] = ()
+        if self.stages:
+            lengths = find_lengths(self)
+            check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
+            stage_configs = self.stage_configs
+            check_stages(self.stages, stage_configs, ends_with_run=bool(lengths))
+        if self.on_exhausted == "redistribute":
+            check_caps([self, *stage_configs])
         return self
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from megablend.caches.base import CacheStore
 from megablend.config.model import Config
@@ -39,10 +40,15 @@ class Runtime:
     @classmethod
     def of(cls, config: Config) -> Runtime:
         """Return the settings of a config."""
-        sources = config.all_sources
         stage_masks: tuple[Masks, ...] = ()
-        if any(stage.changes_samples for stage in config.stages):
+        if any(map(attrgetter("changes_samples"), config.stages)):
             stage_masks = tuple(each.masks for each in config.stage_configs_ignoring_sources)
+        paths = dict[str, tuple[str, ...]]()
+        extra_columns = dict[str, tuple[str, ...]]()
+        for name, source in config.all_sources.items():
+            paths[name] = source.token_paths
+            if source.extra_columns:
+                extra_columns[name] = source.extra_columns
         return cls(
             cache=config.cache_store,
             objects=config.storage,
@@ -52,10 +58,6 @@ class Runtime:
             direct_io=config.direct_io,
             masks=config.masks,
             stage_masks=stage_masks,
-            paths={name: source.token_paths for name, source in sources.items()},
-            extra_columns={
-                name: source.extra_columns
-                for name, source in sources.items()
-                if source.extra_columns
-            },
+            paths=paths,
+            extra_columns=extra_columns,
         )

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from megablend.config.other_names import explain_mapping
 from megablend.config.source import Model, Source
-from megablend.config.stages import MASKS, StageSettings
+from megablend.config.stages import StageSettings
 from megablend.config.values import (
     Count,
     Number,
@@ -218,7 +218,14 @@ class Settings(Model):
             appended = self.appended_eods
             if len(appended) == 1:
                 (eod,) = appended
-        return Masks(eod=eod, **{name: getattr(self, name) for name in MASKS})
+        return Masks(
+            reset_position_ids=self.reset_position_ids,
+            reset_attention_mask=self.reset_attention_mask,
+            eod_mask_loss=self.eod_mask_loss,
+            create_attention_mask=self.create_attention_mask,
+            inter_document_masking=self.inter_document_masking,
+            eod=eod,
+        )
 
     @property
     def shares(self) -> tuple[Fraction, Fraction, Fraction]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -92,7 +93,7 @@ class Source(Share):
     """Begin each document of a text source with the tokenizer's beginning-of-text token."""
     add_special_tokens: bool = False
     """Add the special tokens of the tokenizer's post-processor to each document of text."""
-    _place: str = PrivateAttr("")
+    _place: object = PrivateAttr("")
     _token_files: str = PrivateAttr("")
 
     @field_validator("path", mode="before")
@@ -115,7 +116,7 @@ class Source(Share):
     def place(self) -> str:
         """The place where the config defines the source, for messages, such as
         `demo.yaml:12: sources[1]`."""
-        return self._place
+        return str(self._place)
 
     @property
     def token_paths(self) -> tuple[str, ...]:
@@ -136,7 +137,10 @@ class Source(Share):
     @property
     def unit(self) -> str | None:
         """The unit in which the share is given."""
-        return next((unit for unit in UNITS if getattr(self, unit) is not None), None)
+        for unit in UNITS:
+            if getattr(self, unit) is not None:
+                return unit
+        return None
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Source:
@@ -170,13 +174,13 @@ class Source(Share):
         of_tokens = ("format", "format_options", "column", "documents", "extra_columns")
         of_text = ("key", "eos", "bos", "add_special_tokens")
         unfit = of_text if self.text is None else of_tokens
-        found = next((key for key in unfit if getattr(self, key)), None)
-        if found is not None:
-            reason = "has no `text`" if self.text is None else "is tokenised from text"
-            raise ValueError(
-                f"source {self.name!r} {reason}, so {found} does not apply; remove {found}"
-                + (", or set `text` to the key of the text" if self.text is None else "")
-            )
+        for key in unfit:
+            if getattr(self, key):
+                reason = "has no `text`" if self.text is None else "is tokenised from text"
+                raise ValueError(
+                    f"source {self.name!r} {reason}, so {key} does not apply; remove {key}"
+                    + (", or set `text` to the key of the text" if self.text is None else "")
+                )
         shorter, longer = sorted((f"{self.text}.", f"{self.key}."), key=len)
         if self.key is not None and longer.startswith(shorter):
             raise ValueError(
@@ -218,7 +222,7 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
 def check_units(split: str, sources: Sequence[Source]) -> None:
     """Check that the shares of the sources of a blended split have the same unit, and are not all
     0. Raises: ValueError."""
-    units = [source.unit for source in sources]
+    units = list(map(attrgetter("unit"), sources))
     if units == [None]:
         return
     for i, (source, unit) in enumerate(zip(sources, units, strict=True)):
@@ -233,7 +237,7 @@ def check_units(split: str, sources: Sequence[Source]) -> None:
             raise ValueError(
                 f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
             )
-    if all(getattr(source, str(units[0])) == 0 for source in sources):
+    if not any(map(attrgetter(units[0]), sources)):
         raise ValueError(
             f"sources: `{units[0]}` is 0 for every source of {split}; expected at least one above 0"
         )

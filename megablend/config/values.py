@@ -161,7 +161,7 @@ def _parse_split(value: object) -> tuple[Fraction, Fraction, Fraction]:
     else:
         parts = [value]
     try:
-        numbers = [_parse_number(part) for part in parts]
+        numbers = list(map(_parse_number, parts))
     except ValueError as error:
         raise ValueError(f"{error} for each of train,valid,test, as in 95,5,0") from None
     if not 1 <= len(numbers) <= 3 or sum(numbers) == 0:

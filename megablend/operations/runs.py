@@ -18,12 +18,13 @@ from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.prefetch.memory_budget import check_sample
 from megablend.run.check_totals import check_limits
 from megablend.run.commit import compile_others, keep_companion
+from megablend.run.companion import load_companion
 from megablend.run.compile import Compiled, compile_split
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_file import load_ledger
+from megablend.run.ledger_file import read_ledger
 from megablend.run.ledger_format import PLAN_VERSION
 from megablend.run.links import agree_until, find_parting
-from megablend.run.open import find_companion, open_ledger
+from megablend.run.open import open_ledger
 from megablend.run.open_store import open_stores
 from megablend.run.run import Run
 from megablend.run.state import State
@@ -56,7 +57,7 @@ def open_run(
         if storage
         else make_storage(direct=config.direct_io, objects=config.storage)
     )
-    ledger = load_ledger(config.cache_store, config.run)
+    _, ledger = read_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
         raise CacheError(
             f"{config.cache_store}: contains no run {config.run!r}; run `megablend build CONFIG` first"
@@ -90,7 +91,7 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
     """Open a split as it was committed, if the ledger has a companion for this config; return None
     if the config must be compiled."""
     runtime = Runtime.of(config)
-    companion = find_companion(runtime, ledger, config.request_digest)
+    companion = load_companion(runtime.cache, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):
         return None
     return open_ledger(ledger, split, runtime, storage, companion)

@@ -17,9 +17,10 @@ from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.lazy import cached_property
 from megablend.operations.runs import check_split, open_run
+from megablend.run.companion import load_companion
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import load_ledger
-from megablend.run.open import find_companion, open_ledger
+from megablend.run.open import open_ledger
 from megablend.run.run import Run
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -149,10 +150,10 @@ class Session:
             return open_run(self.config, split, storage=self.run_storage)
         ledger = self.require_ledger()
         runtime = Runtime.of(self.config)
-        companion = find_companion(runtime, ledger, self.config.request_digest)
+        companion = load_companion(self.cache, ledger, self.config.request_digest)
         if companion is None:  # the config was edited: its stages, which set the masks, may differ
             runtime = dataclasses.replace(runtime, stage_masks=())
-            companion = find_companion(runtime, ledger, ledger.request)
+            companion = load_companion(self.cache, ledger, ledger.request)
         try:
             return open_ledger(ledger, split, runtime, self.run_storage.for_reading(), companion)
         except PlanError:  # the config has extra columns that the run's index lacks
@@ -170,5 +171,5 @@ class Session:
             runtime = dataclasses.replace(
                 runtime, direct_io=self.config.direct_io, memory=self.config.memory
             )
-        companion = find_companion(runtime, ledger, ledger.request)
+        companion = load_companion(self.cache, ledger, ledger.request)
         return open_ledger(ledger, split, runtime, self.run_storage.for_reading(), companion)

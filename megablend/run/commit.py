@@ -47,9 +47,7 @@ def keep_companion(compiled: Compiled, others: Iterable[tuple[str, Compiled | Pl
         others={split: other.ledger for split, other in others if isinstance(other, Compiled)},
         plan=run.plan,
     )
-    save_companion(
-        run.runtime.cache.folder, compiled.ledger, compiled.config.request_digest, companion
-    )
+    save_companion(run.runtime.cache, compiled.ledger, compiled.config.request_digest, companion)
 
 
 def precompute_orders(compiled: Compiled) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from megablend.errors import PlanError
 from megablend.lazy import cached_property
@@ -30,12 +30,6 @@ class Ledger:
     skips: int | None = dataclasses.field(default=None, compare=False)
     """Number of skipped ranges of samples according to the ledger's record. None if the record does
     not contain the number, or if the ledger was not loaded."""
-    stored_digests: InitVar[tuple[str, ...] | None] = None
-    """`digests`, if they are known and need not be computed."""
-
-    def __post_init__(self, stored_digests: tuple[str, ...] | None) -> None:
-        if stored_digests is not None:
-            object.__setattr__(self, "digests", stored_digests)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -78,7 +72,7 @@ class Ledger:
     @property
     def indices(self) -> tuple[str, ...]:
         """Digests of the index snapshots that the stages read, in order."""
-        return tuple(index for index, _ in groupby(map(attrgetter("index"), self.stages)))
+        return tuple(map(itemgetter(0), groupby(self.stages, attrgetter("index"))))
 
     @property
     def index_changes(self) -> list[int]:

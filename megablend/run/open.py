@@ -3,29 +3,18 @@ samples have in addition to tokens, but does not decide the order of samples."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError
 from megablend.index.read.snapshot import open_snapshot
-from megablend.run.companion import Companion, load_companion
+from megablend.run.companion import Companion
 from megablend.run.ledger import Ledger
 from megablend.run.open_store import join_stores
 from megablend.run.plan_stages import plan_stages
 from megablend.run.run import Run
 from megablend.run.split_data import find_sources
 from megablend.storage.base import Storage
-
-
-def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Companion | None:
-    """Load the companion of a ledger and a config's request, if there is one on this node or in the
-    cache.
-
-    Args:
-        request: see `Ledger.request`. If it is None (not known), no companion is found.
-    """
-    if request is None:
-        return None
-    runtime.cache.fetch_files("splits", [ledger.index])
-    return load_companion(runtime.cache.folder, ledger, request)
 
 
 def open_ledger(
@@ -51,12 +40,14 @@ def open_ledger(
             f"split {split}: the cache has no {split} split of run {ledger.run!r}; if the run's config has one, pass the "
             "config instead of the cache"
         )
-    snapshots = [open_snapshot(runtime.cache, index) for index in ledger.indices]
-    names = {name for snapshot in snapshots for name in snapshot.sources.names}
+    snapshots = list(map(partial(open_snapshot, runtime.cache), ledger.indices))
+    names = set[str]()
+    for snapshot in snapshots:
+        names.update(snapshot.sources.names)
     # Whether the index has the sources by split, each with a list of its own
-    is_listed = any(source.name not in names for source in ledger.blend.sources)
-    for source in ledger.blend.sources if is_listed else ():
-        if f"train/{source.name}" not in names:
+    is_listed = ledger.blend.sources[0].name not in names
+    for source in ledger.blend.sources:
+        if (f"train/{source.name}" if is_listed else source.name) not in names:
             raise CacheError(
                 f"{snapshots[-1].folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )

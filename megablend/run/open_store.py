@@ -113,7 +113,7 @@ def _open_store(
 ) -> BlockStore:
     """Open the blocks of a snapshot; see `join_stores` for the arguments and errors."""
     names = snapshot.sources.names
-    append_eod = [eods.get(name) for name in names]
+    append_eod = list(map(eods.get, names))
     roots = {
         name: _root(snapshot, name, runtime.paths[name], storage)
         for name in names

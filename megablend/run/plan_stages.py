@@ -375,13 +375,13 @@ def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> li
 def _plan_all(
     request: StageRequest, cursor: Int64s, interleaving: str, number: int
 ) -> PlannedStage:
-    """Plan all samples of a request; see `PlannedStage` for the arguments."""
+    """Plan all samples of a request; see `PlannedStage` for the arguments. Raises: PlanError if
+    there are none."""
+    length = request.num_samples
+    if length == 0:
+        raise PlanError(f"stage {number} has no samples; expected at least one")
     return PlannedStage(
-        request=request,
-        cursor=cursor,
-        interleaving=interleaving,
-        number=number,
-        length=request.num_samples,
+        request=request, cursor=cursor, interleaving=interleaving, number=number, length=length
     )
 
 

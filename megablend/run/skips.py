@@ -99,7 +99,7 @@ def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
             f"{counted}, the number in the run's ledger; {_RESTORE}"
         )
     skips = Skips()
-    links = ledger.links
+    links = ledger.links if entries else ()
     for start, stop, plan in entries:
         if any(plan == link.digest and stop <= link.stop for link in links):
             skips = skips.add(start, stop)

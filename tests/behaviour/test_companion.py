@@ -20,9 +20,10 @@ from megablend.config import load_config
 from megablend.config.model import OUTSIDE_REQUEST
 from megablend.config.stages import MASKS
 from megablend.errors import MegablendError, PlanError
-from megablend.run import companion, compile
+from megablend.run import compile
 from megablend.run import plan_stages as stage_requests
 from megablend.run.ledger_file import load_ledger
+from megablend.system.atomic_write import seal, unseal
 from tests.runs import documents, make_config, read_fields, read_samples, write_source
 
 STAGES: list[dict[str, Any]] = [
@@ -58,10 +59,13 @@ def list_companions(config: dict[str, Any]) -> list[Path]:
 
 
 def is_companion(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    whole = path.read_bytes()
-    return len(whole) > 16 and whole[:16] == companion._checksum(whole[16:], path.name)
+    """A companion has a head of JSON after its first number."""
+    return path.is_file() and path.read_bytes()[8:9] == b"{"
+
+
+def key_of(path: Path) -> bytes:
+    """The key of the seal of a file in `splits`."""
+    return bytes.fromhex(path.name.rpartition("-")[2])
 
 
 def read(config: dict[str, Any], split: str = "train", **options: Any) -> list[Any]:
@@ -296,22 +300,29 @@ def test_a_changed_copy_of_a_config_is_not_taken_for_it(config: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    "field", ["starts", "others", "plan", "sizes", "lanes", "cursor", "end", "blend", "index"]
+    "field",
+    ["starts", "others", "stages", "num_rows", "lanes", "cursor", "end", "blend", "index"],
 )
 @pytest.mark.parametrize("value", [None, [], "x", 10**30])
 def test_with_a_right_checksum_and_other_fields_it_is_not_used(
     config: dict[str, Any], field: str, value: Any
 ) -> None:
     (path,) = list_companions(config)
-    data = path.read_bytes()[16:]
-    size = int.from_bytes(data[:8], "little")
-    head = json.loads(data[8 : 8 + size])
-    for record in (head, *head["others"].values(), *head["plan"]["stages"]):
+    data = unseal(path.read_bytes(), key_of(path))
+    assert data is not None
+    stop = 8 + 8 * int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:stop])
+    stages = head["stages"]
+    requests = [stage["request"] for stage in stages]
+    records = [head, *head["others"].values(), *stages, *requests]
+    assert any(field in record for record in records)
+    for record in records:
         if field in record:
             record[field] = value
-    record = json.dumps(head).encode()
-    changed = len(record).to_bytes(8, "little") + record + data[8 + size :]
-    path.write_bytes(companion._checksum(changed, path.name) + changed)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    changed = (len(text) // 8).to_bytes(8, "little") + text + data[stop:]
+    path.write_bytes(seal(changed, key_of(path)))
     for split in ("train", "valid"):
         with contextlib.suppress(MegablendError):
             assert read(config, split) is not None
@@ -325,10 +336,11 @@ def test_the_plan_of_a_longer_run_is_not_used(config: dict[str, Any], tmp_path: 
     longer = config | {"stages": [*stages, last], "cache": str(tmp_path / "longer")}
     megablend.build(longer)
     (other,) = list_companions(longer)
-    data = other.read_bytes()[16:]
-    path.write_bytes(companion._checksum(data, path.name) + data)
+    data = unseal(other.read_bytes(), key_of(other))
+    assert data is not None
+    path.write_bytes(seal(data, key_of(path)))
     assert read(config) == before
-    assert path.read_bytes()[16:] != data
+    assert unseal(path.read_bytes(), key_of(path)) != data
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

@@ -13,6 +13,7 @@ import pytest
 
 from megablend.blend.plan import StagesPlan
 from megablend.blend.schedule import make_schedule
+from megablend.caches.find import find_store
 from megablend.run.companion import Companion, load_companion, save_companion
 from megablend.run.ledger import Ledger
 from megablend.run.plan_stages import plan_stages
@@ -61,8 +62,8 @@ def make_ledger(history: History) -> Ledger:
 
 def keep(folder: Path, ledger: Ledger, plan: StagesPlan) -> Companion | None:
     """A companion as it is read back."""
-    save_companion(folder, ledger, REQUEST, Companion(starts=(0, 7), plan=plan))
-    return load_companion(folder, ledger, REQUEST)
+    save_companion(find_store(folder), ledger, REQUEST, Companion(starts=(0, 7), plan=plan))
+    return load_companion(find_store(folder), ledger, REQUEST)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -121,8 +122,10 @@ def test_ledgers_of_other_splits(tmp_path: Path) -> None:
         for split, blend in (("valid", blended), ("test", unblended))
     }
     plan = plan_stages(history.stages, history.tokens)
-    save_companion(tmp_path, ledger, REQUEST, Companion(starts=(0,), others=others, plan=plan))
-    found = load_companion(tmp_path, ledger, REQUEST)
+    save_companion(
+        find_store(tmp_path), ledger, REQUEST, Companion(starts=(0,), others=others, plan=plan)
+    )
+    found = load_companion(find_store(tmp_path), ledger, REQUEST)
     assert found is not None
     assert found.others == others
 
@@ -131,16 +134,19 @@ def test_it_is_of_one_ledger_one_request_and_of_its_bytes(tmp_path: Path) -> Non
     history = draw(3)
     ledger = make_ledger(history)
     plan = plan_stages(history.stages, history.tokens)
-    assert load_companion(tmp_path, ledger, REQUEST) is None
+    assert load_companion(find_store(tmp_path), ledger, REQUEST) is None
     assert keep(tmp_path, ledger, plan) is not None
     assert (
-        load_companion(tmp_path, replace(ledger, run="renamed", request="1"), REQUEST) is not None
+        load_companion(find_store(tmp_path), replace(ledger, run="renamed", request="1"), REQUEST)
+        is not None
     )
-    assert load_companion(tmp_path, ledger, "1" * 32) is None
+    assert load_companion(find_store(tmp_path), ledger, "1" * 32) is None
     *before, last = ledger.stages
     assert (
         load_companion(
-            tmp_path, replace(ledger, stages=(*before, replace(last, end=last.end + 1))), REQUEST
+            find_store(tmp_path),
+            replace(ledger, stages=(*before, replace(last, end=last.end + 1))),
+            REQUEST,
         )
         is None
     )
@@ -151,9 +157,9 @@ def test_it_is_of_one_ledger_one_request_and_of_its_bytes(tmp_path: Path) -> Non
         path.write_bytes(
             whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
         )
-        assert load_companion(tmp_path, ledger, REQUEST) is None
+        assert load_companion(find_store(tmp_path), ledger, REQUEST) is None
     for size in (0, 1, 16, 24, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        assert load_companion(tmp_path, ledger, REQUEST) is None
+        assert load_companion(find_store(tmp_path), ledger, REQUEST) is None
     assert keep(tmp_path, ledger, plan) is not None
     assert path.read_bytes() == whole

@@ -14,6 +14,7 @@ spread over lanes, and the tail is too short for lanes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,6 @@ from megablend.blend.interleavings.base import (
     LocatesMany,
     StageRequest,
     check_places,
-    check_tokens,
     prefix_length,
     sample_numbers,
 )
@@ -89,15 +89,15 @@ class LanePlan(LocatesMany):
     def __init__(self, stage: StageRequest) -> None:
         lanes = stage.lanes
         window = stage.shuffle_window
-        _check(lanes, window, stage.cycles)
-        epoch_tokens = np.zeros_like(stage.totals)
-        if stage.epoch_tokens is not None:
-            epoch_tokens = stage.epoch_tokens
-            check_tokens(
-                stage.totals.tolist(),
-                stage.first_tokens.tolist(),
-                epoch_tokens.tolist(),
-                stage.sample_tokens,
+        if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
+            raise PlanError(
+                f"found {lanes} lanes of {window} samples per cycle; expected 1 to {MAX_LANES} lanes and 1 to {MAX_WINDOW} "
+                "samples"
+            )
+        if (stage.cycles < 1).any():
+            source = int(np.flatnonzero(stage.cycles < 1)[0])
+            raise PlanError(
+                f"source {source} has {stage.cycles[source]} cycles per run; expected at least 1"
             )
         self.num_sources = len(stage.totals)
         self.num_samples = stage.num_samples
@@ -111,15 +111,19 @@ class LanePlan(LocatesMany):
         tree = self._tree = build_tree(stage.totals)
         self._leaf_tokens = stage.first_tokens[tree.sources]
         self._leaf_cycles = stage.cycles[tree.sources]
-        self._leaf_epochs = epoch_tokens[tree.sources]
+        self._leaf_epochs = (
+            np.zeros_like(tree.samples)
+            if stage.epoch_tokens is None
+            else stage.epoch_tokens[tree.sources]
+        )
         self._sample_tokens = stage.sample_tokens
         short_window = self._dealt % self._cycle_samples // lanes
-        self._schedules = [
-            make_lane_schedule(lanes, slots) for slots in (window, short_window) if slots
-        ]
+        self._schedules = [make_lane_schedule(lanes, window)]
         """The schedule of a full cycle, and, if there is a short cycle, its schedule."""
-        self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
-        self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
+        if short_window:
+            self._schedules.append(make_lane_schedule(lanes, short_window))
+        self._firsts = np.stack(list(map(attrgetter("firsts"), self._schedules)))
+        self._strides = np.array(list(map(attrgetter("stride"), self._schedules)), np.int64)
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Return the sources and the ordinals of samples `ks`, [n], as int32 [n] and int64 [n].
@@ -334,14 +338,3 @@ class LanePlan(LocatesMany):
             ordinals,
         )
         return sources, ordinals
-
-
-def _check(lanes: int, window: int, cycles: Int64s) -> None:
-    """Check arguments of LanePlan. Raises: PlanError if one is out of range."""
-    if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
-        raise PlanError(
-            f"found {lanes} lanes of {window} samples per cycle; expected 1 to {MAX_LANES} lanes and 1 to {MAX_WINDOW} samples"
-        )
-    if (cycles < 1).any():
-        source = int(np.flatnonzero(cycles < 1)[0])
-        raise PlanError(f"source {source} has {cycles[source]} cycles per run; expected at least 1")

@@ -62,6 +62,9 @@ class BlockStore(BlockSizes):
         storage: the storage that reads the files.
     """
 
+    first_blocks: tuple[int, ...] = (0,)
+    """For each of `stores`, the number of its first block in this store."""
+
     def __init__(
         self,
         snapshot: Snapshot,
@@ -95,11 +98,6 @@ class BlockStore(BlockSizes):
         """The stores of a run's snapshots. A JoinedStore has one per snapshot; other stores have
         only themselves."""
         return (self,)
-
-    @property
-    def first_blocks(self) -> tuple[int, ...]:
-        """For each of `stores`, the number of its first block in this store."""
-        return (0,)
 
     @cached_property
     def max_reads(self) -> int:
@@ -407,17 +405,12 @@ class JoinedStore(BlockStore):
         super().__init__(
             snapshot, append_eod, roots, moved, stores[-1].extra_bytes, storage=storage
         )
+        self.first_blocks = tuple(snapshot.first_blocks[:-1].tolist())
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
         """A store for each snapshot."""
         return self._stores
-
-    @property
-    def first_blocks(self) -> tuple[int, ...]:
-        """For each of `stores`, the number of its first block in this store."""
-        assert isinstance(self.snapshot, JoinedSnapshot)
-        return tuple(self.snapshot.first_blocks[:-1].tolist())
 
     def __getstate__(self) -> dict[str, Any]:
         return {

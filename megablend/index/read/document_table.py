@@ -29,7 +29,7 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.manifest import MANIFEST, check_sizes, read_manifest
 from megablend.index.tables.mapped_table import MappedTable
 from megablend.index.tables.ranged_blocks import RangedBlocks, store_totals
-from megablend.index.tables.row_checks import find_wrong, open_checks, warn_unchecked, write_checks
+from megablend.index.tables.row_checks import find_wrong, warn_unchecked, write_checks
 from megablend.index.tables.sealed_numbers import ComputedNumbers
 from megablend.index.tables.table_folder import add_tables
 from megablend.kernels.document_table import add_lengths
@@ -54,6 +54,7 @@ START_COLUMNS = np.dtype(
 )
 _GROUP = "group"
 """Name of the column that contains the checksums of groups."""
+_CHECK_COLUMNS = np.dtype([(_GROUP, "<u4")])
 _REBUILD = "`megablend index CONFIG`"
 _CHECKED_BYTES = 16 << 20
 """A file up to this size in bytes is compared with its checksum on opening, which takes a few ms.
@@ -75,7 +76,7 @@ class DocumentTable:
         self._starts = MappedTable(folder / STARTS, START_COLUMNS)
         self.num_documents = self._lengths.num_rows
         self.num_tokens = int(self._starts["tokens"][-1])
-        self._checks = open_checks(folder / GROUP_CHECKS, [_GROUP]) if checks else None
+        self._checks = MappedTable(folder / GROUP_CHECKS, _CHECK_COLUMNS) if checks else None
         if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
             raise self.damaged(
                 f"it has {self.num_documents:,} lengths, but {len(self._starts['tokens']):,} running counts"
@@ -129,7 +130,7 @@ class DocumentTable:
         num_groups = len(self._starts["tokens"]) - 1
         write_checks(
             folder / GROUP_CHECKS,
-            [_GROUP],
+            _CHECK_COLUMNS,
             num_groups,
             lambda _, groups: self._group_values(groups),
         )

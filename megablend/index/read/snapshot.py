@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class Snapshot:
             warn_unchecked(folder)
         self._blocks = CheckedTable(folder, BLOCKS, checks=self._has_checks)
         columns = self._blocks.mapped
-        self.tokens_before, self.rows_before, self.ends_before = (columns[name] for name in RUNNING)
+        self.tokens_before, self.rows_before, self.ends_before = map(columns.__getitem__, RUNNING)
         self.num_blocks = self._blocks.num_rows - 1
         if self.num_blocks != manifest["num_blocks"]:
             raise DamagedCacheError.of(
@@ -96,14 +97,14 @@ class Snapshot:
                 "were committed"
             )
         self._num_chunks: int = manifest["num_chunks"]
+        self.num_files: int = manifest["num_files"]
         self.files = FileTable(
             folder,
-            num_files=manifest["num_files"],
+            num_files=self.num_files,
             num_columns=len(manifest["sources"]),
             num_blocks=self.num_blocks,
             num_chunks=self._num_chunks,
         )
-        self.num_files = len(self.files)
         self.roots: Mapping[str, str] = last_build["roots"]
         self._records: Sequence[Mapping[str, Any]] = manifest["sources"]
         measure = partial(_measure, self._records, self.files.first_block, self._blocks)
@@ -323,22 +324,22 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     Raises: CacheError if it does not exist, is incomplete, or was written by a newer version.
     """
     store = find_store(cache)
-    if not store.has_folder(SNAPSHOTS, digest):
-        known = ", ".join(list_snapshots(store)) or "none"
-        raise CacheError(
-            f"{store.location}/generations/{digest}: this version of the index does not exist (existing ones: {known}); "
-            f"{REBUILD_REMEDY}"
-        )
     folder = store.fetch_folder(SNAPSHOTS, digest)
     store.fetch_folder(CHECKSUMS, digest)
     store.fetch_files("splits", [digest])
     try:
         snapshot = _open_folder(store, folder)
     except DamagedCacheError as error:
+        if not store.has_folder(SNAPSHOTS, digest):
+            known = ", ".join(list_snapshots(store)) or "none"
+            raise CacheError(
+                f"{store.location}/generations/{digest}: this version of the index does not exist (existing ones: {known}); "
+                f"{REBUILD_REMEDY}"
+            ) from None
         # If the folder is this node's copy, the original in the cache's store may be undamaged
         snapshot = _open_folder(store, store.fetch_folder(SNAPSHOTS, digest, is_fresh=True))
         LOG.warning("%s; this node's copy was downloaded again", error.problem)
-    if any(get_format(name).has_group_digests for name in snapshot.sources.formats):
+    if any(map(attrgetter("has_group_digests"), map(get_format, snapshot.sources.formats))):
         store.fetch_files("idx")
     return snapshot
 

@@ -183,9 +183,7 @@ class FileTable:
         return i
 
     def _offsets(self, column: str, total: int) -> Int64s:
-        offsets = np.empty(len(self) + 1, np.int64)
-        offsets[:-1] = as_numpy(self._files.column(column))
-        offsets[-1] = total
+        offsets: Int64s = np.append(as_numpy(self._files.column(column)), total)
         if offsets[0] or (offsets[1:] < offsets[:-1]).any():
             raise self._damaged(f"its {column} does not ascend from 0 to {total}")
         return offsets

@@ -13,7 +13,7 @@ part of the digest, and a cache of version 0.1.0 has none until it is rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,12 @@ _GROUPS = {BLOCKS: {"place": PLACE, "running": RUNNING}, CHUNKS: {"row": CHUNK_C
 """For each table, the names of its checksums, and the columns that each checksum covers."""
 _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
 """For each table, the name of the table that contains its checksums."""
+_CHECK_COLUMNS = {table: np.dtype([(name, "<u4") for name in _GROUPS[table]]) for table in _GROUPS}
+"""For each table, the columns of its table of checksums."""
 _PASS = 1 << 14
 """Number of rows whose checksums are computed at a time."""
 _warned: set[Path] = set()
 """The folders about which `warn_unchecked` has warned."""
-
-
-def open_checks(path: Path, names: Sequence[str]) -> MappedTable:
-    """Open the checksums of a table, given the names of the checksums. Raises: CacheError if they
-    are damaged."""
-    return MappedTable(path, _columns_of(names))
 
 
 def find_wrong(checks: MappedTable, name: str, rows: Int64s, values: Int64s) -> int | None:
@@ -62,23 +58,21 @@ def find_wrong(checks: MappedTable, name: str, rows: Int64s, values: Int64s) -> 
 
 
 def write_checks(
-    path: Path, names: Sequence[str], num_rows: int, read: Callable[[str, Int64s], Int64s]
+    path: Path, columns: np.dtype[np.void], num_rows: int, read: Callable[[str, Int64s], Int64s]
 ) -> None:
     """Write the checksums of all rows of a table.
 
     Args:
+        columns: the columns of the table of checksums, named after the checksums; all are uint32.
         read: a function that takes the name of a checksum and row numbers, int64 [n], and returns
             the values of the columns that the checksum covers, int64 [num_columns, n].
     """
-    with TableWriter(path, _columns_of(names)) as checks:
+    names = columns.names or ()
+    with TableWriter(path, columns) as checks:
         for start in range(0, num_rows, _PASS):
             rows = np.arange(start, min(start + _PASS, num_rows))
             checks.append({name: _compute(rows, read(name, rows)) for name in names})
         checks.finish()
-
-
-def _columns_of(names: Sequence[str]) -> np.dtype[np.void]:
-    return np.dtype({"names": list(names), "formats": ["<u4"] * len(names)})
 
 
 def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
@@ -102,7 +96,7 @@ class CheckedTable:
         self.mapped = MappedTable(self._path, _COLUMNS[table])
         self.num_rows = self.mapped.num_rows
         self._checks = (
-            open_checks(folder / self._checks_name, list(self._groups)) if checks else None
+            MappedTable(folder / self._checks_name, _CHECK_COLUMNS[table]) if checks else None
         )
         if self._checks is not None and self._checks.num_rows != self.num_rows:
             raise DamagedCacheError.of(
@@ -163,9 +157,9 @@ def has_checks(manifest: Mapping[str, Any]) -> bool:
 def write_snapshot_checks(folder: Path, into: Path) -> None:
     """Compute the checksums of the tables in a snapshot's folder, and write them to the folder
     `into`."""
-    for name, groups in _GROUPS.items():
+    for name, columns in _CHECK_COLUMNS.items():
         table = CheckedTable(folder, name, checks=False)
-        write_checks(into / _CHECKS[name], list(groups), table.num_rows, table.take)
+        write_checks(into / _CHECKS[name], columns, table.num_rows, table.take)
 
 
 def complete_checks(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ class Sources(LazyItems[SourceEntry]):
         reads: [num_sources], how each source is read (`SourceEntry.read`); sources that are read in
             the same way share an object.
         numbers: number of each source, by its name.
+        formats: names of the formats of all sources' files.
     """
 
     def __init__(
@@ -97,17 +99,13 @@ class Sources(LazyItems[SourceEntry]):
         super().__init__(len(names), make)
         self.names = tuple(names)
         self.reads = tuple(reads)
-        self.numbers = {name: number for number, name in enumerate(self.names)}
+        self.numbers = dict(zip(names, range(len(names)), strict=True))
+        self.formats: set[str] = set(map(attrgetter("format"), reads))
 
     def find(self, name: str) -> SourceEntry | None:
         """Return the source with this name, or None if the snapshot does not contain it."""
         number = self.numbers.get(name)
         return None if number is None else self[number]
-
-    @property
-    def formats(self) -> set[str]:
-        """Names of the formats of all sources' files."""
-        return {read.format or "" for read in self.reads}
 
 
 def make_columns(
