@@ -3,7 +3,7 @@ objects are created only when they are accessed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -51,23 +51,20 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         """Make a DecodedBlocks from single blocks, whose arrays must be contiguous."""
         if isinstance(blocks, DecodedBlocks):
             return blocks
-        columns = zip(*(block.extra for block in blocks), strict=True)
-        return DecodedBlocks(
-            list(blocks),
-            np.array([KINDS[block.tokens.dtype] for block in blocks], np.int8),
-            np.array([len(block.tokens) for block in blocks], np.int64),
-            np.array([address_of(block.tokens) for block in blocks], np.int64),
-            [block.offsets for block in blocks],
-            tuple(
-                DecodedBlocks.of(
-                    [
-                        DecodedBlock(numbers.view(f"i{numbers.itemsize}"), NO_OFFSETS)
-                        for numbers in column
-                    ]
-                )
-                for column in columns
-            ),
-        )
+        kinds = np.empty(len(blocks), np.int8)
+        sizes = np.empty(len(blocks), np.int64)
+        addresses = np.empty(len(blocks), np.int64)
+        offsets = list[Int64s]()
+        columns: list[list[DecodedBlock]] = [[] for _ in blocks[0].extra] if blocks else []
+        for i, block in enumerate(blocks):
+            kinds[i] = KINDS[block.tokens.dtype]
+            sizes[i] = len(block.tokens)
+            addresses[i] = address_of(block.tokens)
+            offsets.append(block.offsets)
+            for column, numbers in zip(columns, block.extra, strict=True):
+                column.append(DecodedBlock(numbers.view(f"i{numbers.itemsize}"), NO_OFFSETS))
+        extra = tuple(map(DecodedBlocks.of, columns))
+        return DecodedBlocks(list(blocks), kinds, sizes, addresses, offsets, extra)
 
     @staticmethod
     def joined(parts: Sequence[DecodedBlocks]) -> DecodedBlocks:
@@ -125,9 +122,6 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             tokens = np.frombuffer(memory, dtype, size, int(self.addresses[i]) - memory.address)
         tokens.setflags(write=False)
         return DecodedBlock(tokens, NO_OFFSETS if self.offsets is None else self.offsets[i])
-
-    def __iter__(self) -> Iterator[DecodedBlock]:
-        return (self[i] for i in range(len(self)))
 
 
 def address_of(array: npt.NDArray[Any]) -> int:

@@ -97,9 +97,10 @@ def show(
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     sample = whole_number("sample", sample)
-    if not 0 <= sample < len(dataset):
+    num_samples = dataset.run.num_samples
+    if not 0 <= sample < num_samples:
         raise ConfigError(
-            f"found sample {sample}, expected 0 to {len(dataset) - 1}: {split} has {len(dataset):,} samples"
+            f"found sample {sample}, expected 0 to {num_samples - 1}: {split} has {num_samples:,} samples"
         )
     return _describe_sample(dataset, sample)
 
@@ -148,7 +149,7 @@ def show_step(
             f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
             f"{micro_step}"
         )
-    step = _check_step(step, batch, skips.count_trained(len(dataset)), dataset)
+    step = _check_step(step, batch, skips.count_trained(dataset.run.num_samples), dataset)
     first = step * batch + rank * micro_batch_size
     # Numbers of samples that count trained samples only: skipped ones are left out
     trained_numbers = [
@@ -183,7 +184,7 @@ def _check_step(step: int, batch: int, num_trained: int, dataset: Dataset) -> in
     step = whole_number("step", step)
     if not 0 <= step < num_steps:
         raise ConfigError(
-            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} per "
+            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {dataset.run.num_samples:,} samples, {batch:,} per "
             "step"
         )
     return step

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -117,7 +118,7 @@ def locate_ranges(
     Returns: spans whose `rows` are indices of the ranges.
     """
     parts = list[Spans]()
-    if any(each.shift for each in sources):
+    if any(map(attrgetter("shift"), sources)):
         shifts = np.array([each.shift for each in sources])[numbers]
         starts = starts + shifts
         stops = stops + shifts

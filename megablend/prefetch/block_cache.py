@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,15 @@ class BlockCache:
     def get(self, ids: list[int]) -> list[DecodedBlock]:
         """Return the requested blocks; read those that are not cached. Raises: see
         `BlockStore.read`."""
+        blocks = dict[int, DecodedBlock]()
+        missing = list[int]()
         with self._lock:
-            blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
-            for i in blocks:
-                self._blocks.move_to_end(i)
-        missing = list(dict.fromkeys(i for i in ids if i not in blocks))
+            for i in dict.fromkeys(ids):
+                if i in self._blocks:
+                    blocks[i] = self._blocks[i]
+                    self._blocks.move_to_end(i)
+                else:
+                    missing.append(i)
         if missing:
             numbers = np.array(missing, np.int64)
             rows = self.store.snapshot.blocks(numbers)
@@ -60,7 +65,7 @@ class BlockCache:
                         self._bytes += _bytes(block)
                     self._blocks[i] = block
                 self._shrink(self.max_bytes)
-        return [blocks[i] for i in ids]
+        return list(map(blocks.__getitem__, ids))
 
     def resize(self, max_bytes: int) -> None:
         """Change the limit to `max_bytes`."""
@@ -91,5 +96,6 @@ class BlockCache:
 
 
 def _bytes(block: DecodedBlock) -> int:
-    extra = sum(numbers.nbytes for numbers in block.extra)
-    return block.tokens.nbytes + block.offsets.nbytes + extra + BLOCK_OVERHEAD_BYTES
+    arrays = (block.tokens, block.offsets, *block.extra)
+    size: int = sum(map(attrgetter("nbytes"), arrays), BLOCK_OVERHEAD_BYTES)
+    return size

@@ -19,7 +19,12 @@ from megablend.arrays import Int64s
 from megablend.config import Config
 from megablend.config.settings import Masks
 from megablend.errors import ConfigError
-from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, EXTRA_PART, divide_rest
+from megablend.index.blocks.block_sizes import (
+    BLOCK_OVERHEAD_BYTES,
+    EXTRA_PART,
+    NUM_SHARES,
+    SHARES,
+)
 from megablend.run.run import Run
 
 PREFETCH_FACTOR = 2
@@ -107,9 +112,12 @@ def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
 
 
 def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
-    """Divide the part of `memory` that remains after batches and block orders."""
+    """Divide the part of `memory` that remains after batches and block orders in proportion to
+    SHARES."""
     extra = memory // EXTRA_PART if run.extra_columns else 0
-    return Budget(batches=batches, orders=orders, **divide_rest(memory - batches - orders - extra))
+    rest = max(0, memory - batches - orders - extra)
+    parts = {name: rest * part // NUM_SHARES for name, part in SHARES.items()}
+    return Budget(batches=batches, orders=orders, **parts)
 
 
 def sample_bytes(length: int, masks: Masks) -> int:

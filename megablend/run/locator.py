@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,22 +129,24 @@ class Locator:
         blocks = self._sources[source]
         snapshots = blocks.snapshots
         for (snapshot, _), segments in groupby(
-            self._plan.epochs.segments[source], lambda each: (each.snapshot, each.withdrawn)
+            self._plan.epochs.segments[source], attrgetter("snapshot", "withdrawn")
         ):
             first, *others = segments
             if snapshot not in snapshots or (first.tokens == 0 and readings):
                 continue
-            view = blocks.view(first)
+            stored = blocks.blocks(snapshot)
+            view = blocks.view(first) if first.withdrawn else stored
             key = blocks.key
-            orders = [(0, find_order(first.order).make(view, key))]
-            orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
-            order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)
+            order = find_order(first.order).make(view, key)
+            if others:
+                later = [(other.epoch, find_order(other.order).make(view, key)) for other in others]
+                order = ChangingOrder(view, [(0, order), *later])
             readings.append(
                 Reading(
                     position=first.position,
                     stop=_FOREVER,
                     shift=first.own_position(0),
-                    blocks=blocks.blocks(snapshot),
+                    blocks=stored,
                     view=view,
                     order=order,
                     first_block=snapshots[snapshot].first_block,

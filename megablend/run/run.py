@@ -171,8 +171,10 @@ class Run:
     def locator(self) -> Locator:
         """Locates the tokens of samples in blocks."""
         first_samples = dict[str, int]()
-        for start, stage in zip(self.ledger.starts, self.ledger.stages, strict=True):
+        start = 0
+        for stage in self.ledger.stages:
             first_samples.setdefault(stage.index, start)
+            start = stage.stop
         return Locator(self.data.blocks, self.plan, first_samples, self.extra_token)
 
     def locate_spans(

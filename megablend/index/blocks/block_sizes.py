@@ -32,12 +32,6 @@ STORED_BYTES = 4
 """Smallest size in bytes of a value in a Parquet dictionary."""
 
 
-def divide_rest(rest: int) -> dict[str, int]:
-    """Divide the rest of `memory` in proportion to SHARES. Return the number of bytes for each
-    purpose, which is 0 if the rest is negative."""
-    return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
-
-
 class BlockSizes:
     """Computes the sizes of the blocks of an index.
 
@@ -111,6 +105,7 @@ class BlockSizes:
     def _extra_sizes(self) -> Int64s:
         """Bytes per token of all extra columns of each file: int64 [num_files]."""
         sizes = np.zeros(len(self.append_eod), np.int64)  # 0 for extra columns
-        for number, name in enumerate(self.snapshot.sources.names):
-            sizes[number] = sum(column.dtype.itemsize for column in self.extra.get(name, ()))
+        for name, columns in self.extra.items():
+            number = self.snapshot.sources.numbers[name]
+            sizes[number] = sum(column.dtype.itemsize for column in columns)
         return sizes[self.snapshot.files.columns]

@@ -207,7 +207,7 @@ class BlockStore(BlockSizes):
     def _changes_blocks(self) -> bool:
         """Return whether end-of-document tokens or extra columns are added to the decoded blocks of
         any source."""
-        return bool(self.extra) or any(eod is not None for eod in self.append_eod)
+        return bool(self.extra) or not {None}.issuperset(self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
         """Return whether `decode` will itself read more files. These are the files of extra

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
+from megablend.arrays import Int64s, running_totals
 from megablend.caches.base import CHECKSUMS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
@@ -278,7 +278,8 @@ class Snapshot:
         """Whether the documents of each file were counted: bool [num_files]."""
         # From the manifest, since `columns` would make an entry for each of possibly thousands of
         # sources
-        return np.array([record["documents"] for record in self._records])[self.files.columns]
+        counted = np.array(list(map(itemgetter("documents"), self._records)))
+        return counted[self.files.columns]
 
 
 def _measure(
@@ -290,9 +291,8 @@ def _measure(
         2]; and the numbers of tokens, rows and ends of each column, int64 [3, num_columns].
     Raises: CacheError.
     """
-    firsts = np.array([record["first_file"] for record in records], np.int64)
-    stops = firsts + np.array([record["num_files"] for record in records], np.int64)
-    bounds = np.stack([first_block[firsts], first_block[stops]], axis=1)
+    edges = running_totals(list(map(itemgetter("num_files"), records)))
+    bounds = np.stack([first_block[edges[:-1]], first_block[edges[1:]]], axis=1)
     counts = blocks.take("running", bounds.reshape(-1)).reshape(len(RUNNING), -1, 2)
     return bounds, counts[..., 1] - counts[..., 0]
 

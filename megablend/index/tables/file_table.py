@@ -91,7 +91,7 @@ class FileTable:
     def entry(self, i: int) -> FileEntry:
         """Return file number i. Raises: IndexError if there is no such file."""
         i = self._checked_number(i)
-        row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
+        (row,) = self._files.slice(i, 1).to_pylist()
         return FileEntry(
             name=row["name"],
             column=row["source"],
@@ -165,7 +165,7 @@ class FileTable:
         # pyarrow's `dictionary_encode` would import pyarrow.compute
         names = self._files.column("token_dtype").to_pylist()
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
-        return np.fromiter((sizes[name] for name in names), np.int64, len(names))
+        return np.fromiter(map(sizes.__getitem__, names), np.int64, len(names))
 
     def _parse_meta(self, text: str) -> dict[str, Any]:
         try:
