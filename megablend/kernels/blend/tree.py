@@ -159,37 +159,8 @@ def all_counts(
 ) -> None:
     """Fill counts, int64 [size], with the number of samples that each leaf has among the first n,
     in order of rank."""
-    size = len(counts)
-    # For each inner node: its number of leaves, its first rank, its number of samples, and how many
-    # of the first n samples it has
-    leaves = np.empty(size, np.int64)
-    ranks = np.empty(size, np.int64)
-    samples = np.empty(size, np.int64)
-    seen = np.empty(size, np.int64)
-    leaves[0] = size
-    ranks[0] = 0
-    samples[0] = total
-    seen[0] = n
-    counts[0] = n  # a single leaf has no node
-    for node in range(size - 1):
-        heavy = heavy_child_count(seen[node], left_samples[node], samples[node])
-        middle = ranks[node] + left_leaves[node]
-        if left_leaves[node] == 1:
-            counts[middle - 1] = heavy
-        else:
-            child = node + 1
-            leaves[child] = left_leaves[node]
-            ranks[child] = ranks[node]
-            samples[child] = left_samples[node]
-            seen[child] = heavy
-        if leaves[node] - left_leaves[node] == 1:
-            counts[middle] = seen[node] - heavy
-        else:
-            child = node + left_leaves[node]
-            leaves[child] = leaves[node] - left_leaves[node]
-            ranks[child] = middle
-            samples[child] = samples[node] - left_samples[node]
-            seen[child] = seen[node] - heavy
+    for rank in range(len(counts)):
+        _, counts[rank] = leaf_counts(left_leaves, left_samples, total, n, rank)
 
 
 @kernel

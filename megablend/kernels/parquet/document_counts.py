@@ -1,5 +1,4 @@
-"""Convert pages to blocks: sum over the pages of chunks, and find the page in which each document
-of a column chunk ends."""
+"""Convert pages to blocks: find the page in which each document of a column chunk ends."""
 
 from __future__ import annotations
 
@@ -8,40 +7,6 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.jit import device, kernel
-
-
-@kernel
-def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) -> bool:
-    """Add up the rows and tokens of the pages of each chunk. Returns whether all pages have rows or
-    tokens.
-
-    Args:
-        pages: PAGE_DTYPE [num_pages] of formats.parquet.indexing.count.
-        first_page: int64 [num_chunks + 1], number of each chunk's first page.
-        sums: int64 [3, num_chunks], filled with rows (-1 if those of a page are unknown); tokens;
-            and 1 if the first page with rows or tokens begins in the middle of a row, otherwise 0.
-    """
-    all_filled = True
-    for i in range(len(first_page) - 1):
-        rows = tokens = np.int64(0)
-        is_known = True
-        is_first = True
-        continues = False
-        for j in range(first_page[i], first_page[i + 1]):
-            page = pages[j]
-            if page["rows"] == 0 and page["tokens"] == 0:
-                all_filled = False
-                continue
-            if is_first:
-                is_first = False
-                continues = page["continues"]
-            rows += page["rows"]
-            tokens += page["tokens"]
-            is_known &= page["rows"] >= 0
-        sums[0, i] = rows if is_known else -1
-        sums[1, i] = tokens
-        sums[2, i] = continues
-    return all_filled
 
 
 @kernel

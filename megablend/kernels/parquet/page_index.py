@@ -13,7 +13,6 @@ from megablend.intrinsics import Pointer, pointer_at
 from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import (
     I8,
-    I32,
     I64,
     LIST,
     STRUCT,
@@ -28,10 +27,6 @@ Bytes = npt.NDArray[np.uint8]
 
 MIN_LOCATION_BYTES = 7
 """Bytes of the smallest PageLocation: three fields, each with a header and one byte, and an end."""
-FIRST_I64 = NEXT_I64 = 1 << 4 | I64
-"""Header of an int64 field whose id is higher by one than the previous field's."""
-NEXT_I32 = 1 << 4 | I32
-"""Header of an int32 field whose id is higher by one than the previous field's."""
 MAX_OFFSET = 1 << 48
 """Upper bound of plausible offsets, sizes and numbers of rows."""
 MAX_PAGE_BYTES = (1 << 31) - 1
@@ -173,15 +168,6 @@ def _parse_locations(
 def _parse_location(data: Pointer, position: int, end: int) -> tuple[int, int, int, int]:
     """Parse a PageLocation. Returns the position after it, offset, size, and first row."""
     offset = size = row = np.int64(0)
-    # The usual form, which all known writers write
-    if position < end and data[position] == FIRST_I64:
-        after, offset = integer(data, position + 1, end, I64)
-        if 0 <= after < end and data[after] == NEXT_I32:
-            after, size = integer(data, after + 1, end, I32)
-            if 0 <= after < end and data[after] == NEXT_I64:
-                after, row = integer(data, after + 1, end, I64)
-                if 0 <= after < end and data[after] == 0:
-                    return after + 1, offset, size, row
     field = 0
     seen = 0
     while True:

@@ -1,4 +1,4 @@
-"""The kernels that read page indices and count pages by them, against what was written, and rows counted one by one."""
+"""The kernels that read page indices, against what was written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.formats.parquet.indexing.count import PAGE_DTYPE
 from megablend.formats.parquet.metadata.thrift import Kind
-from megablend.kernels.parquet import page_counts as problems
 from megablend.kernels.parquet import page_index
-from megablend.kernels.parquet.document_counts import sum_chunks
-from megablend.kernels.parquet.page_counts import count_indexed_pages
 from megablend.kernels.parquet.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
 from tests.examples import examples
 from tests.formats.thrift_writer import write_struct
@@ -232,121 +228,3 @@ def test_counts_of_column_indexes(
         values[-1] = data.draw(st.sampled_from([-1, -(2**63), 2**40 + 1, 2**63 - 1]))
         parts[chunk] = column_index(chunks[chunk][0])
         assert counts(parts, num_pages)[0] == (chunk, page_index.BAD_COUNT, kind)
-
-
-ROWS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=4), max_size=5)
-
-
-def counted(
-    chunks: list[list[list[list[int | None] | None]]],
-    *,
-    documents: bool,
-    wrong_page: int | None = None,
-) -> tuple[tuple[int, int, int], npt.NDArray[np.void]]:
-    """Pages of rows, as page indices have them: the numbers of nulls, empty lists, null elements and tokens."""
-    pages = [page for chunk in chunks for page in chunk]
-    levels = np.zeros((4, len(pages)), np.int64)
-    for i, page in enumerate(pages):
-        for row in page:
-            if not row:
-                levels[0 if row is None else 1, i] += 1
-            for element in row or []:
-                levels[2 if element is None else 3, i] += 1
-    rows = np.array([len(page) for page in pages], np.int64)
-    first_page = np.cumsum([0, *map(len, chunks)])
-    if wrong_page is not None:
-        levels[0, wrong_page] += 1
-    numbers = np.arange(len(pages))
-    kinds = np.arange(len(chunks))
-    out = np.full(len(pages), -9, PAGE_DTYPE)
-    growths = (kinds + 1) / 3
-    problem = count_indexed_pages(
-        *(first_page, numbers * 100, numbers * 10, rows, np.zeros_like(rows), levels),
-        *(growths, kinds, 1, 2, documents, out),
-    )
-    return problem, out
-
-
-@SETTINGS
-@given(st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=3), st.booleans())
-def test_pages_are_counted_as_their_rows_are(
-    chunks: list[list[list[list[int | None] | None]]], documents: bool
-) -> None:
-    problem, pages = counted(chunks, documents=documents)
-    unsure = sum(any(None in (row or []) for row in page) for chunk in chunks for page in chunk)
-    assert problem == (len(chunks), problems.NONE, unsure)
-    i = 0
-    for number, chunk in enumerate(chunks):
-        has_nulls = [any(None in (row or []) for row in page) for page in chunk]
-        for page, scan in zip(chunk, has_nulls, strict=True):
-            found = pages[i]
-            assert found["tokens"] == sum(
-                element is not None for row in page for element in row or []
-            )
-            assert found["rows"] == (len(page) if documents or not any(has_nulls) else -1)
-            assert found["scan"] == scan
-            if not scan:
-                assert found["inner"] == sum(bool(row) for row in page)
-            assert (found["offset"], found["stored_bytes"], found["encoding"]) == (
-                i * 100,
-                i * 10,
-                number,
-            )
-            assert found["decoded_bytes"] == -(-i * 10 * (number + 1) // 3)
-            assert not any(found[name] for name in ("continues", "head", "tail"))
-            i += 1
-
-
-def test_counts_that_cannot_be() -> None:
-    chunks: list[list[list[list[int | None] | None]]] = [[[[1, 2]]], [[[3]], [[4], [5]]]]
-    chunks[1][0] = [None]  # a null more than it has rows
-    assert counted(chunks, documents=True, wrong_page=1)[0] == (
-        1,
-        problems.TOO_FEW_TOKENS,
-        0,
-    )
-
-
-def test_flat_columns() -> None:
-    """All values are rows; without definition levels there are no nulls either."""
-    first_page = np.array([0, 2])
-    rows = np.array([5, 3])
-    nulls = np.array([2, 3])
-    for max_def, expected in [(0, [5, 3]), (1, [3, 0])]:
-        out = np.zeros(2, PAGE_DTYPE)
-        levels = np.zeros((max_def + 1, 2), np.int64)
-        problem = count_indexed_pages(
-            *(first_page, rows, rows, rows, nulls, levels),
-            *(np.array([1.0]), np.array([0]), 0, max_def, True, out),
-        )
-        assert problem == (1, problems.NONE, 0)
-        assert out["tokens"].tolist() == out["inner"].tolist() == expected
-        assert out["rows"].tolist() == [5, 3]
-
-
-@SETTINGS
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 2), st.booleans()), max_size=4),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_sums_of_chunks(chunks: list[list[tuple[int, int, bool]]]) -> None:
-    pages = np.zeros(sum(map(len, chunks)), PAGE_DTYPE)
-    for page, (rows, tokens, continues) in zip(
-        pages, (page for chunk in chunks for page in chunk), strict=True
-    ):
-        page["rows"] = rows
-        page["tokens"] = tokens
-        page["continues"] = continues
-    sums = np.full((3, len(chunks)), -9, np.int64)
-    all_filled = sum_chunks(pages, np.cumsum([0, *map(len, chunks)]), sums)
-    assert all_filled == all(rows or tokens for chunk in chunks for rows, tokens, _ in chunk)
-    for (rows, tokens, continues), chunk in zip(sums.T.tolist(), chunks, strict=True):
-        filled = [page for page in chunk if page[:2] != (0, 0)]
-        assert rows == (
-            -1 if any(page[0] < 0 for page in filled) else sum(page[0] for page in filled)
-        )
-        assert tokens == sum(page[1] for page in filled)
-        assert continues == (bool(filled) and filled[0][2])

@@ -83,6 +83,9 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
 
 def without_empty(found: ChunkPages) -> ChunkPages:
     """Remove pages that have neither rows nor tokens."""
-    kept = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
+    is_kept = (found.pages["rows"] != 0) | (found.pages["tokens"] > 0)
+    if is_kept.all():
+        return found
+    kept = np.flatnonzero(is_kept)
     first_page = np.searchsorted(kept, found.first_page).astype(np.int64)
     return replace(found, first_page=first_page, pages=found.pages[kept])

@@ -18,7 +18,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from megablend.arrays import Int64s
 from megablend.formats.parquet.indexing.by_headers import (
     count_by_scanning_headers,
     count_from_offset_index,
@@ -39,10 +38,9 @@ from megablend.formats.parquet.indexing.count import (
     has_histogram,
     has_token_counts,
 )
-from megablend.formats.parquet.metadata.checks import refuse
+from megablend.formats.parquet.metadata.checks import refuse, refuse_pages, sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.kernels.parquet.document_counts import sum_chunks
 
 
 def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
@@ -86,12 +84,11 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
             parts.append((indexed[by_headers], counted))
     if len(unindexed):
         parts.append((unindexed, _count_unindexed(search, chunks[unindexed])))
-    found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
-    sums = np.empty((3, len(chunks)), np.int64)
-    all_filled = sum_chunks(found.pages, found.first_page, sums)
+    joined = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
+    found = without_empty(joined)
     with search.error_context(chunks):
-        _check_sums(sums, chunks, search.column)
-    return found if all_filled else without_empty(found)
+        _check_sums(found, chunks, search.column)
+    return found
 
 
 def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
@@ -126,13 +123,23 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
     )
 
 
-def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
-    """Compare the sums of rows, tokens and continued pages of each chunk, int64 [3, num_chunks],
-    with the metadata of chunks and row groups. Raises: MalformedError."""
-    rows, tokens, continues = sums
-    refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
+def _check_sums(found: ChunkPages, chunks: Chunks, column: Column) -> None:
+    """Compare the pages of each chunk, each with rows or tokens, with the metadata of chunks and
+    row groups. Raises: MalformedError."""
+    pages = found.pages
+    first_page = found.first_page
+    is_first = np.zeros(len(pages) + 1, np.bool_)
+    is_first[first_page] = True
+    refuse_pages(
+        pages["continues"] & is_first[:-1],
+        first_page,
+        lambda _: "its first page begins in the middle of a row",
+    )
+    rows = sum_by_chunk(pages["rows"], first_page)
+    tokens = sum_by_chunk(pages["tokens"], first_page)
+    is_known = sum_by_chunk(pages["rows"] < 0, first_page) == 0
     refuse(
-        (rows >= 0) & (rows != chunks["num_rows"]),
+        is_known & (rows != chunks["num_rows"]),
         lambda i: f"its pages have {rows[i]} rows, but its row group has {chunks['num_rows'][i]}",
     )
     refuse(

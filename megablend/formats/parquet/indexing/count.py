@@ -13,16 +13,11 @@ from megablend.formats.base import (
     Array,
 )
 from megablend.formats.buffers import empty_from_arrow_pool
-from megablend.formats.parquet.metadata.checks import sum_by_chunk
+from megablend.formats.parquet.metadata.checks import refuse_pages, sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.metadata.schema import Column
-from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.document_counts import fill_blocks
-from megablend.kernels.parquet.page_counts import (
-    NONE,
-    count_indexed_pages,
-)
 
 PAGE_DTYPE = np.dtype(
     [
@@ -41,6 +36,9 @@ PAGE_DTYPE = np.dtype(
     ]
 )
 """A data page: its place in the file, and its counts of tokens and rows."""
+
+_MAX_BYTES = (1 << 32) - 1
+"""Maximum size of a block: the index has 32 bits for it."""
 
 Pages = npt.NDArray[np.void]
 Counts = npt.NDArray[np.int64]
@@ -87,26 +85,41 @@ def count_from_page_index(
     Returns: PAGE_DTYPE [num_pages]; and the number of pages with `scan`, whose rows are uncertain.
     Raises: MalformedError.
     """
-    pages = empty_from_arrow_pool(len(places.offsets), PAGE_DTYPE)
-    # Without a problem, the last result is the number of pages with `scan`
-    chunk, problem, num_uncertain = count_indexed_pages(
+    rows = places.rows
+    null_elements = np.zeros(len(rows), np.int64)
+    if column.max_rep:
+        tokens = counts.levels[column.max_def]
+        ends = rows - counts.levels[: column.slot_def].sum(axis=0)
+        null_elements = counts.levels[column.slot_def : column.max_def].sum(axis=0)
+        # Rows whose elements are all null have no tokens
+        max_ends = np.where(null_elements > 0, tokens + rows, tokens)
+    else:
+        tokens = rows - counts.nulls if column.max_def else rows
+        ends = max_ends = tokens
+    refuse_pages(
+        (ends < 0) | (ends > max_ends),
         places.first_page,
-        places.offsets,
-        places.sizes,
-        places.rows,
-        counts.nulls,
-        counts.levels,
-        chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"]),
-        encodings,
-        column.max_rep,
-        column.slot_def,
-        documents,
-        pages,
+        lambda _: "a page has more nulls than rows, or fewer tokens than rows with tokens",
     )
-    if problem != NONE:
-        raise MalformedError(
-            "a page has more nulls than rows, or fewer tokens than rows with tokens", chunk
-        )
+    growths = chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"])
+    num_pages = np.diff(places.first_page)
+    decoded_bytes = np.ceil(places.sizes * np.repeat(growths, num_pages))
+    is_uncertain = null_elements > 0
+    pages = empty_from_arrow_pool(len(rows), PAGE_DTYPE)
+    pages["offset"] = places.offsets
+    pages["stored_bytes"] = places.sizes
+    pages["decoded_bytes"] = np.minimum(decoded_bytes, _MAX_BYTES)
+    pages["encoding"] = np.repeat(encodings, num_pages)
+    pages["tokens"] = tokens
+    pages["rows"] = rows
+    pages["inner"] = ends
+    pages["scan"] = is_uncertain
+    for name in ("continues", "head", "tail"):
+        pages[name] = 0
+    num_uncertain = int(np.count_nonzero(is_uncertain))
+    if num_uncertain and not documents:
+        has_uncertain = sum_by_chunk(is_uncertain, places.first_page) > 0
+        pages["rows"][np.repeat(has_uncertain, num_pages)] = -1
     return pages, num_uncertain
 
 
