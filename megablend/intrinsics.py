@@ -189,7 +189,7 @@ def library_function(
     except (OSError, AttributeError, RuntimeError):
         return None
     if vars(config)["DISABLE_JIT"]:
-        kinds = {"uintp": ctypes.c_size_t, "intp": ctypes.c_ssize_t, "intc": ctypes.c_int}
+        kinds = {"uintp": ctypes.c_size_t, "intc": ctypes.c_int}
         function.restype = kinds[result]
         function.argtypes = [kinds[argument] for argument in arguments]
         return cast("Callable[..., int]", lambda *values: function(*map(int, values)))

@@ -140,7 +140,6 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     """Our build, once MPI has started and the kernels are loaded."""
     from megablend.distributed.launch import detect
     from megablend.kernels.exact.length_totals import total_lengths
-    from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.exact.greedy import greedy
     from megablend.megatron.exact.samples import sample_rows
@@ -161,11 +160,6 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     total_lengths(lengths, 0)
     small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
     fill_small_datasets([small], np.empty(41, np.int32), seed=1, length=8, extra=1)
-    none = np.empty(0, np.int64)
-    names = np.frombuffer(b"", np.uint8)
-    write_new_files(0, 0, names, none, np.empty(0, np.uint8), none, none)
-    rename_files(0, 0, names, none)
-    contains_any(0, names, none)
     launch.barrier()
     request = CacheRequest(
         path_to_cache=str(folder / "cache"),

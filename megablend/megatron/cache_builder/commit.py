@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 
 from megablend.formats.base import Array
-from megablend.kernels import new_files
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.system.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 
@@ -117,7 +116,7 @@ class Commits:
         starts: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Write all files of several artefacts in one call, and add the artefacts to the batch.
+        """Write all files of several artefacts, and add the artefacts to the batch.
 
         Args:
             data: uint8, the bytes of all files.
@@ -130,21 +129,8 @@ class Commits:
         if self.stop.is_set():
             raise StoppedError
         names = [name for artefact in artefacts for name in artefact.file_names]
-        written = 0
-        if self._flushes_together and new_files.AVAILABLE:
-            written = new_files.write_new_files(
-                self._folder_fd,
-                _NEW_FILE_FLAGS,
-                *_packed(names),
-                data,
-                np.array(starts),
-                np.array(sizes),
-            )
         try:
-            # If the system has refused a file, Python tries it again, and reports why it fails
-            for name, start, size in zip(
-                names[written:], starts[written:], sizes[written:], strict=True
-            ):
+            for name, start, size in zip(names, starts, sizes, strict=True):
                 with self.new_file(name) as fd:
                     write_all(fd, [data[start : start + size].data])
         except BaseException:
@@ -191,20 +177,13 @@ class Commits:
             _syncfs(self._cache_fd)
         descriptions = [artefact.description_name for artefact in batch]
         # While damaged arrays are replaced one by one, their description must not exist
-        if not new_files.AVAILABLE or new_files.contains_any(
-            self._cache_fd, *_packed(descriptions)
-        ):
-            self._remove(descriptions)
+        self._remove(descriptions)
         self._rename([name for artefact in batch for name in artefact.file_names[1:]])
         flush_folder(self._cache)
         self._rename(descriptions)
 
     def _rename(self, names: Sequence[str]) -> None:
-        done = 0
-        if new_files.AVAILABLE:
-            done = new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names))
-        # If the system has refused a file, Python tries it again, and reports why it fails
-        for name in names[done:]:
+        for name in names:
             os.rename(name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._cache_fd)
 
     def _remove(self, names: Sequence[str]) -> None:
@@ -215,14 +194,6 @@ class Commits:
                 removed = True
         if removed:
             flush_folder(self._cache)
-
-
-def _packed(names: Sequence[str]) -> tuple[Array, Array]:
-    """Join names as C strings, each followed by a zero byte. Returns the bytes (uint8), and the
-    position at which each name begins (int64 [n])."""
-    starts = np.zeros(len(names), np.int64)
-    np.cumsum([len(name) + 1 for name in names[:-1]], out=starts[1:])
-    return np.frombuffer("\0".join([*names, ""]).encode(), np.uint8), starts
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import CacheError
-from megablend.kernels import new_files
 from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER, ArtefactWriter, Commits
@@ -198,9 +197,9 @@ def artefacts(number: int) -> list[Artefact]:
     ]
 
 
-@pytest.mark.parametrize(("together", "available"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("together", [True, False])
 def test_no_name_appears_before_all_bytes_are_on_the_disk(
-    together: bool, available: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever a machine stops, no array is there without a flush, and no description without its arrays."""
     steps: list[str] = []
@@ -208,7 +207,6 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
         "syncfs": commit._syncfs,
         "fsync": os.fsync,
         "rename": os.rename,
-        "rename_files": new_files.rename_files,
     }
 
     def seen(step: str) -> None:
@@ -236,8 +234,6 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
     monkeypatch.setattr(commit, "_syncfs", watched("syncfs"))
     monkeypatch.setattr(os, "fsync", watched("fsync"))
     monkeypatch.setattr(os, "rename", watched("rename"))
-    monkeypatch.setattr(new_files, "rename_files", watched("rename_files"))
-    monkeypatch.setattr(new_files, "AVAILABLE", available)
     (tmp_path / WORK_FOLDER).mkdir()
     with committing(tmp_path) as commits:
         for artefact in artefacts(5):
@@ -245,9 +241,7 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
                 out.write("shuffle_index", SHUFFLED)
         assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
     assert [problem_with(artefact, tmp_path) for artefact in artefacts(5)] == [None] * 5
-    assert (steps.count("rename"), steps.count("rename_files")) == (
-        (0, 2) if available else (10, 0)
-    )
+    assert steps.count("rename") == 10
     assert steps.count("syncfs") == together
 
 
@@ -290,9 +284,9 @@ def write_at_once(cache: Path) -> None:
         commits.write([ARTEFACT, OTHER], np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
 
 
-@pytest.mark.parametrize(("available", "together"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("together", [True, False])
 def test_files_that_are_written_at_once(
-    available: bool, together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[int] = []
     flush = os.fsync
@@ -302,7 +296,6 @@ def test_files_that_are_written_at_once(
         flush(fd)
 
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
-    monkeypatch.setattr(new_files, "AVAILABLE", available)
     monkeypatch.setattr(os, "fsync", note_flush)
     write_at_once(tmp_path)
     for artefact in (ARTEFACT, OTHER):
@@ -314,32 +307,24 @@ def test_files_that_are_written_at_once(
 
 
 @pytest.mark.parametrize("written", [1, 4])
-def test_what_the_kernel_could_not_write_is_written_or_reported(
+def test_a_disk_that_is_full_is_reported_and_nothing_is_left(
     written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that the system refused once is tried again; refused again, it is an error and nothing is left."""
-    write = new_files.write_new_files
-
-    def write_some(
-        folder: int, flags: int, names: Any, name_starts: Any, data: Any, starts: Any, sizes: Any
-    ) -> int:
-        return write(folder, flags, names, name_starts, data, starts[:written], sizes[:written])
-
-    monkeypatch.setattr(new_files, "write_new_files", write_some)
-    with pytest.raises(CacheError, match=r"sample_index\.npy: cannot write the cache \(No space"):
-        refuse_new_files(monkeypatch, lambda: write_at_once(tmp_path))
-    assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]
-
-
-def refuse_new_files(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """Act on a full disk, as os.open sees it."""
+    """After some files have been written; full as os.open sees it."""
     open_ = os.open
+    created = []
 
     def refuse(path: Any, flags: int, *args: Any, **options: Any) -> int:
         if flags & os.O_CREAT:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            created.append(path)
+            if len(created) > written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return open_(path, flags, *args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        act()
+        with pytest.raises(
+            CacheError, match=r"sample_index\.npy: cannot write the cache \(No space"
+        ):
+            write_at_once(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]
