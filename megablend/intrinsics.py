@@ -95,29 +95,6 @@ def _load64() -> Callable[[Pointer, int], np.uint64]:
     return cast("Callable[[Pointer, int], np.uint64]", intrinsic(typed))
 
 
-def _store64_plainly(pointer: Pointer, index: int, word: np.uint64) -> None:
-    pointer[index : index + 8] = np.frombuffer(word.tobytes(), np.uint8)
-
-
-def _store64() -> Callable[[Pointer, int, np.uint64], None]:
-    from llvmlite import ir
-    from numba.core import config, types
-    from numba.extending import intrinsic
-
-    if vars(config)["DISABLE_JIT"]:
-        return _store64_plainly
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer())
-        builder.store(args[2], place, align=1)
-        return context.get_dummy_value()
-
-    def typed(typing: Any, pointer: Any, index: Any, word: Any) -> Any:
-        return types.void(pointer, types.intp, types.uint64), emit
-
-    return cast("Callable[[Pointer, int, np.uint64], None]", intrinsic(typed))
-
-
 def _pointer_at() -> Callable[[int, int], Pointer]:
     from numba.core import config, types
     from numba.extending import intrinsic
@@ -203,8 +180,6 @@ prefetch = _prefetch()
 harmless."""
 load64 = _load64()
 """load64(pointer, index): return the 8 bytes from `index` on as a little-endian integer."""
-store64 = _store64()
-"""store64(pointer, index, word): write 8 bytes from `index` on, little-endian."""
 pointer_at = _pointer_at()
 """pointer_at(address, size): return a pointer to the bytes at an address, which are accessed by
 index; the caller keeps them alive, and every index below `size`.

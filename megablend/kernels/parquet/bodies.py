@@ -1,5 +1,4 @@
 """Decompress many page bodies in one call, with the system's zstd and lz4 libraries if they exist.
-LZ4 is also supported without a library (`kernels.parquet.lz4`).
 
 Arrow's codecs need one Python call per page, and create a new context for each.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 from megablend.arrays import Int64s
 from megablend.intrinsics import library_function
 from megablend.jit import kernel
-from megablend.kernels.parquet.lz4 import decode_lz4
 
 ZSTD_LIBRARY = "libzstd.so.1"
 # None if the system does not have the library
@@ -45,15 +43,5 @@ def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s
     arguments and the result are those of `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], out_sizes[i]) != out_sizes[i]:  # type: ignore[misc]
-            return i
-    return -1
-
-
-@kernel
-def expand_lz4_plainly(addresses: Int64s, sizes: Int64s, outs: Int64s, out_sizes: Int64s) -> int:
-    """Decompress LZ4 blocks with `decode_lz4`. The arguments and the result are those of
-    `expand_zstd`."""
-    for i in range(len(addresses)):
-        if decode_lz4(addresses[i], sizes[i], outs[i], out_sizes[i]) != out_sizes[i]:
             return i
     return -1

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from megablend.arrays import Int64s
@@ -22,11 +21,11 @@ from megablend.formats.parquet.metadata.thrift import MalformedError, Unsupporte
 from megablend.kernels.parquet.bodies import (
     ZSTD_LIBRARY,
     expand_lz4,
-    expand_lz4_plainly,
     expand_zstd,
     lz4_decompress,
     zstd_decompress,
 )
+from megablend.kernels.parquet.lz4 import lz4_size
 
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
@@ -78,8 +77,8 @@ def decompress_many(codec: int) -> Many | None:
     """
     if codec == CodecId.ZSTD and _THREAD_CODECS.zstd is not None:
         return partial(expand_zstd, _THREAD_CODECS.zstd.address)
-    if codec == CodecId.LZ4_RAW:
-        return expand_lz4 if lz4_decompress is not None else expand_lz4_plainly
+    if codec == CodecId.LZ4_RAW and lz4_decompress is not None:
+        return expand_lz4
     return None
 
 
@@ -113,7 +112,12 @@ def _streamed(name: str, data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
-    return _lz4_blocks([(data, size)], size)
+    stored = pa.py_buffer(data)
+    if lz4_size(stored.address, stored.size) != size:
+        raise MalformedError(
+            f"its LZ4 data does not decompress to {size} bytes, the size in the page's header"
+        )
+    return _one_shot("lz4_raw", data, size)
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
@@ -129,26 +133,14 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
             break
         blocks.append((data[position - stored : position], decoded))
     if position == len(data) and sum(decoded for _, decoded in blocks) == size:
-        return _lz4_blocks(blocks, size)
+        # Into one buffer, so that only one block is in memory twice
+        out = bytearray(size)
+        start = 0
+        for block, decoded in blocks:
+            out[start : start + decoded] = memoryview(_lz4_raw(block, decoded))
+            start += decoded
+        return memoryview(out)
     return _lz4_raw(data, size)
-
-
-def _lz4_blocks(blocks: Sequence[tuple[memoryview, int]], size: int) -> Buffer:
-    """Decompress blocks, which are given with their decompressed sizes, to `size` bytes in all."""
-    out = pa.allocate_buffer(size)
-    address = out.address
-    for data, decoded in blocks:
-        stored = pa.py_buffer(data)
-        fields = (
-            np.array([number], np.int64)
-            for number in (stored.address, stored.size, address, decoded)
-        )
-        if expand_lz4_plainly(*fields) >= 0:
-            raise MalformedError(
-                f"its LZ4 data does not decompress to {decoded} bytes, the size in the page's header"
-            )
-        address += decoded
-    return out
 
 
 class _Context:
