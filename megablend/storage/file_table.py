@@ -1,140 +1,100 @@
-"""Tables of files, which hold a listing of a million files in a few arrays instead of a million
-objects."""
+"""Tables of files, with one row for each file. They are Arrow tables, which hold a listing of a
+million files in a few arrays instead of a million objects.
+
+    location  large_binary, the location of the file
+    size      int64, its size in bytes
+    etag      large_binary, see `FileStat.etag`
+
+Texts are stored as bytes in UTF-8, in which surrogates are encoded like other characters. Arrow is
+imported where it is used, since processes that find no files as tables do not need it.
+"""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from megablend.arrays import Bools, Int64s, Uint8s
+from megablend.arrays import Bools, Int64s
 from megablend.storage.base import Storage
 
-_SCANNED_BYTES = 1 << 20
-_DECODED_ROWS = 4096
-_MAX_DECODED_BYTES = 1 << 20
+FileTable: TypeAlias = Any
+"""A table (pyarrow.Table) with the columns above."""
+TextColumn: TypeAlias = Any
+"""A column of texts (pyarrow.ChunkedArray of large_binary)."""
+_ROWS = 10_000
+"""The number of rows that are converted at a time."""
 _ENCODING = ("utf-8", "surrogatepass")
 
 
-class Texts(NamedTuple):
-    """A column of n texts, which are stored in one array of bytes."""
+def make_table(rows: Iterable[tuple[Any, ...]], names: Sequence[str]) -> FileTable:
+    """Return a table of rows, whose values are texts and, in the column `size`, numbers."""
+    import pyarrow as pa
 
-    letters: Uint8s
-    """The bytes of all texts, in UTF-8. Surrogates are encoded like other characters."""
-    begins: Int64s
-    """The offset in `letters` at which each text begins (int64 [n])."""
-    stops: Int64s
-    """The offset in `letters` at which each text ends (int64 [n])."""
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> Texts:
-        """Return a column of the given texts."""
-        builder = TextsBuilder()
-        for text in texts:
-            builder.append(text)
-        return builder.build()
-
-    def get(self, row: int) -> str:
-        """Return the text in a row."""
-        return str(self.letters[self.begins[row] : self.stops[row]].data, *_ENCODING)
-
-    def list_all(self, begin: int = 0, stop: int | None = None) -> list[str]:
-        """Return the texts in the rows from `begin` to `stop`, by default in all rows."""
-        stop = len(self.begins) if stop is None else min(stop, len(self.begins))
-        texts: list[str] = []
-        for first in range(begin, stop, _DECODED_ROWS):
-            begins = self.begins[first : min(first + _DECODED_ROWS, stop)]
-            stops = self.stops[first : min(first + _DECODED_ROWS, stop)]
-            low = int(begins.min())
-            high = int(stops.max())
-            places = zip((begins - low).tolist(), (stops - low).tolist(), strict=True)
-            letters = self.letters[low:high].data
-            # Most texts are ASCII and adjacent: decode them together, then cut
-            if high - low <= _MAX_DECODED_BYTES and (whole := bytes(letters)).isascii():
-                text = whole.decode("ascii")
-                texts += [text[start:end] for start, end in places]
-            else:
-                texts += [str(letters[start:end], *_ENCODING) for start, end in places]
-        return texts
-
-    def take(self, rows: npt.NDArray[Any]) -> Texts:
-        """Return a column of the texts in the given rows. The bytes are shared, not copied."""
-        return Texts(self.letters, self.begins[rows], self.stops[rows])
-
-    def find(self, text: str) -> Int64s:
-        """Return the indices of the rows whose text equals `text`, in ascending order (int64)."""
-        letters = text.encode(*_ENCODING)
-        rows = np.flatnonzero(self.stops - self.begins == len(letters))
-        # From the end, since many texts have the same beginning
-        for back, letter in enumerate(reversed(letters), 1):
-            rows = rows[self.letters[self.stops[rows] - back] == letter]
-        return rows
-
-    def find_rows(self, mark: Callable[[Uint8s, Uint8s], Bools]) -> Int64s:
-        """Return the indices of the rows whose text contains a marked byte, in ascending order
-        (int64).
-
-        Args:
-            mark: returns whether each byte is marked. Its arguments are an array of bytes, and an
-                array with the byte before each of them.
-        """
-        places = [np.empty(0, np.int64)]
-        last = np.zeros(1, np.uint8)
-        for begin in range(0, len(self.letters), _SCANNED_BYTES):
-            part = self.letters[begin : begin + _SCANNED_BYTES]
-            marked = mark(part, np.concatenate([last, part[:-1]]))
-            places.append(begin + np.flatnonzero(marked))
-            last = part[-1:]
-        found = np.concatenate(places)
-        is_found = np.searchsorted(found, self.begins) < np.searchsorted(found, self.stops)
-        return np.flatnonzero(is_found)
-
-
-class TextsBuilder:
-    """A builder of a column of texts. It keeps only one copy of the texts in memory."""
-
-    def __init__(self) -> None:
-        self._letters = bytearray()
-        self._begins = array("q")
-        self._stops = array("q")
-
-    def append(self, text: str) -> None:
-        """Add a text."""
-        self._begins.append(len(self._letters))
-        self._letters += text.encode(*_ENCODING)
-        self._stops.append(len(self._letters))
-
-    def extend(self, texts: Texts) -> None:
-        """Add the texts of another column."""
-        place = len(self._letters)
-        self._letters += texts.letters.data
-        self._begins.frombytes((texts.begins + place).tobytes())
-        self._stops.frombytes((texts.stops + place).tobytes())
-
-    def build(self) -> Texts:
-        """Return the column. Nothing may be added afterwards."""
-        return Texts(
-            np.frombuffer(self._letters, np.uint8),
-            np.frombuffer(self._begins, np.int64),
-            np.frombuffer(self._stops, np.int64),
+    types = {"size": pa.int64()}
+    schema = pa.schema([(name, types.get(name, pa.large_binary())) for name in names])
+    parts = [schema.empty_table()]
+    rows = iter(rows)
+    while part := list(islice(rows, _ROWS)):
+        columns = (
+            column if name in types else [text.encode(*_ENCODING) for text in column]
+            for name, column in zip(names, zip(*part, strict=True), strict=True)
         )
+        parts.append(pa.table(list(columns), schema))
+    return pa.concat_tables(parts)
 
 
-class FileTable(NamedTuple):
-    """A table of files, with one row for each file."""
+def join_tables(parts: Sequence[FileTable]) -> FileTable:
+    """Return the rows of tables with the same columns as one table."""
+    import pyarrow as pa
 
-    paths: Texts
-    sizes: Int64s
-    """The size of each file in bytes (int64 [n])."""
-    etags: Texts
-    """The etag of each file; see `FileStat.etag`."""
+    return pa.concat_tables(parts)
 
-    def take(self, rows: npt.NDArray[Any]) -> FileTable:
-        """Return a table with only the given rows."""
-        return FileTable(self.paths.take(rows), self.sizes[rows], self.etags.take(rows))
+
+def list_texts(column: TextColumn, begin: int = 0, stop: int | None = None) -> list[str]:
+    """Return the texts in the rows from `begin` to `stop`, by default in all rows."""
+    import pyarrow as pa
+
+    rows = column.slice(begin, None if stop is None else stop - begin)
+    texts = list[str]()
+    # Some rows at a time, so that few texts are in memory twice
+    for first in range(0, len(rows), _ROWS):
+        part = rows.slice(first, _ROWS)
+        try:
+            texts += part.cast(pa.large_string()).to_pylist()
+        except pa.ArrowInvalid:  # surrogates
+            texts += [str(each, *_ENCODING) for each in part.to_pylist()]
+    return texts
+
+
+def find_texts(column: TextColumn, expression: str) -> Bools:
+    """Return whether each text contains bytes that match a regular expression (bool [n])."""
+    from pyarrow import compute as pc
+
+    found: Bools = pc.match_substring_regex(column, expression).to_numpy()
+    return found
+
+
+def count_bytes(column: TextColumn) -> Int64s:
+    """Return the number of bytes of each text (int64 [n])."""
+    from pyarrow import compute as pc
+
+    counts: Int64s = pc.binary_length(column).to_numpy()
+    return counts
+
+
+def drop_bytes(column: TextColumn, count: int) -> TextColumn:
+    """Return a column of the texts without their first `count` bytes."""
+    from pyarrow import compute as pc
+
+    return pc.binary_replace_slice(column, 0, count, b"")
+
+
+def release_memory() -> None:
+    """Give the memory of tables that are no longer used back to the system."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 class TableStorage(Storage, Protocol):

@@ -18,7 +18,7 @@ import numpy as np
 
 from megablend.arrays import Int64s, Uint8s
 from megablend.mirror.disk.folder import FileKey
-from megablend.storage.file_table import FileTable, Texts
+from megablend.storage.file_table import FileTable, list_texts
 from megablend.system.limited_json import parse_json
 
 _FIRST_LINE = b"1"
@@ -52,24 +52,23 @@ class Manifest(Sequence[DataFile]):
         self._begins = _find_lines(text)
 
     @classmethod
-    def of_columns(cls, paths: Texts, files: FileTable) -> Manifest:
+    def of_table(cls, files: FileTable) -> Manifest:
         """Make a manifest of files. The text is the same as that of `json.dumps`, but is made much
         faster.
 
         Args:
-            paths: the paths of the files in the dataset, sorted.
-            files: the locations, sizes and etags of the files.
+            files: a table of files sorted by `path`, the path in the dataset.
         """
         text = bytearray(_FIRST_LINE)
-        sizes = files.sizes
         # Some lines at a time, so that few strings are in memory
-        for begin in range(0, len(sizes), _LINES_AT_A_TIME):
-            stop = begin + _LINES_AT_A_TIME
-            columns = (each.list_all(begin, stop) for each in (paths, files.paths, files.etags))
-            rows = zip(*map(_escape, columns), sizes[begin:stop].tolist(), strict=True)
+        for begin in range(0, len(files), _LINES_AT_A_TIME):
+            part = files.slice(begin, _LINES_AT_A_TIME)
+            columns = (_escape(list_texts(part[name])) for name in ("path", "location", "etag"))
             lines = [
                 f'\n["{path}", "{location}", "{etag}", {size}]'
-                for path, location, etag, size in rows
+                for path, location, etag, size in zip(
+                    *columns, part["size"].to_pylist(), strict=True
+                )
             ]
             text += "".join(lines).encode("ascii")
         return cls(text)

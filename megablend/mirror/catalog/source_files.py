@@ -5,23 +5,30 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
-from megablend.arrays import Bools, Uint8s
 from megablend.errors import ConfigError, DataError, MissingFileError
 from megablend.mirror.catalog.manifest import Manifest
 from megablend.mirror.node.source_reads import make_key
 from megablend.storage.base import FileStat, Storage
-from megablend.storage.file_table import FileTable, Texts, TextsBuilder, find_table
+from megablend.storage.file_table import (
+    FileTable,
+    count_bytes,
+    drop_bytes,
+    find_table,
+    find_texts,
+    join_tables,
+    list_texts,
+    make_table,
+    release_memory,
+)
 from megablend.storage.find import Match
 from megablend.storage.location import find_root, has_wildcard, join, make_relative
 from megablend.storage.objects.urls import is_web, split_query
@@ -32,7 +39,12 @@ _MAX_PART_BYTES = 255
 _COLLISION_REMEDY = (
     "give one pattern that covers both, such as s3://bucket/**/*.parquet, or make two datasets"
 )
-_ENDS = ("", ".", "/")
+_COLUMNS = ("path", "location", "etag", "size")
+"""The columns of a table of files: those of a FileTable, and the path of each file in the
+dataset."""
+_SUSPECT = r"[\x00-\x1f\x7f]|\xC2[\x80-\x9F]|(^|/)(\.|/|$)"
+"""Matches control characters in bytes of UTF-8, and parts of a path that are empty or begin with a
+dot."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -73,27 +85,23 @@ def list_files(
     """
     view = storage.for_reading()
     web_roots = _find_web_roots(sources)
-    single = _FilesBuilder()  # files that are not listed as a table
-    parts = list[_Files]()
+    parts = list[FileTable]()
     for source in sources:
         pattern = _find_pattern(source, view, check)
         root = web_roots.get(source) or find_root([pattern])
-        table = None if paths else find_table(view, pattern)
-        if table is None:
-            num_files = single.add(view, pattern, root, check, paths)
-        else:
-            num_files = len(table.sizes)
-            parts.append(_place_table(table, root, check))
-        if not num_files:
+        parts.append(_list_source(view, pattern, root, check, paths))
+        if not len(parts[-1]):
             raise ConfigError(
                 f"{source}: matches no files\ncheck the spelling; the name of a folder must end with `/`"
             )
-    if single.num_files or not parts:
-        parts.append(single.build())
-    files, texts = _sort(parts[0] if len(parts) == 1 else _join(parts))
+    files, texts = _sort(join_tables([make_table([], _COLUMNS), *parts]))
     _check_paths(files, texts)
     del parts, texts
-    return Manifest.of_columns(*files)
+    release_memory()
+    manifest = Manifest.of_table(files)
+    del files
+    release_memory()
+    return manifest
 
 
 def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -> str:
@@ -108,105 +116,66 @@ def _find_pattern(source: str, storage: Storage, check: Callable[[str], None]) -
     return source
 
 
-class _Files(NamedTuple):
-    """A table of files that were found in sources."""
+def _list_source(
+    view: Storage,
+    pattern: str,
+    root: str,
+    check: Callable[[str], None],
+    paths: Mapping[str, str],
+) -> FileTable:
+    """Return a table with `_COLUMNS` of the files that a pattern matches.
 
-    paths: Texts
-    """The path of each file in the dataset."""
-    found: FileTable
-
-    def take(self, rows: npt.NDArray[Any]) -> _Files:
-        """Return a table of the given rows."""
-        return _Files(self.paths.take(rows), self.found.take(rows))
-
-    def get_location(self, row: int) -> str:
-        """Return the location of the file in a row."""
-        return self.found.paths.get(row)
-
-
-class _FilesBuilder:
-    """A builder of a table of files that are found one by one."""
-
-    def __init__(self) -> None:
-        self._paths = TextsBuilder()
-        self._locations = TextsBuilder()
-        self._etags = TextsBuilder()
-        self._sizes = array("q")
-
-    @property
-    def num_files(self) -> int:
-        """The number of files that have been added so far."""
-        return len(self._sizes)
-
-    def build(self) -> _Files:
-        """Return a table of the files that were added."""
-        sizes = np.array(self._sizes, np.int64)
-        found = FileTable(self._locations.build(), sizes, self._etags.build())
-        return _Files(self._paths.build(), found)
-
-    def add(
-        self,
-        view: Storage,
-        pattern: str,
-        root: str,
-        check: Callable[[str], None],
-        paths: Mapping[str, str],
-    ) -> int:
-        """Add the files that a pattern matches. Returns: the number of these files.
-
-        Args:
-            root: the folder to which the paths of the files are relative.
-            check, paths: see `list_files`.
-        """
-        is_url = is_web(pattern)
-        folders: dict[str, _Folder] = {}
-        num_before = self.num_files
-        for match, state in _find_files(view, pattern):
-            location = split_query(match.path)[0] if is_url else match.path
-            place, _, name = location.rpartition("/")
-            folder = folders.get(place)
-            if folder is None:
-                folder = folders[place] = _Folder.of(place, root, check)
-            # A prefix may name a file, a link may lead elsewhere, and some names are never allowed
-            if not folder.is_allowed or match.links or "?" in name or "\0" in name:
-                check(location)
-            path = paths.get(location) or folder.path + name
-            if is_url and location not in paths:
-                path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
-            key = make_key(location, state)
-            self._paths.append(path)
-            self._locations.append(location)
-            self._etags.append(key.etag)
-            self._sizes.append(key.size)
-        return self.num_files - num_before
+    Args:
+        root: the folder to which the paths of the files are relative.
+        check, paths: see `list_files`.
+    """
+    table = None if paths else find_table(view, pattern)
+    if table is None:
+        return make_table(_find_each(view, pattern, root, check, paths), _COLUMNS)
+    return _place_table(table, root, check)
 
 
-def _join(parts: Sequence[_Files]) -> _Files:
-    """Concatenate tables."""
-    paths, locations, etags = (TextsBuilder() for _ in range(3))
-    for each in parts:
-        paths.extend(each.paths)
-        locations.extend(each.found.paths)
-        etags.extend(each.found.etags)
-    sizes = np.concatenate([each.found.sizes for each in parts])
-    return _Files(paths.build(), FileTable(locations.build(), sizes, etags.build()))
+def _find_each(
+    view: Storage,
+    pattern: str,
+    root: str,
+    check: Callable[[str], None],
+    paths: Mapping[str, str],
+) -> Iterator[tuple[str, str, str, int]]:
+    """Find files one by one, and yield the values of `_COLUMNS` for each; see `_list_source`."""
+    is_url = is_web(pattern)
+    folders: dict[str, _Folder] = {}
+    for match, state in _find_files(view, pattern):
+        location = split_query(match.path)[0] if is_url else match.path
+        place, _, name = location.rpartition("/")
+        folder = folders.get(place)
+        if folder is None:
+            folder = folders[place] = _Folder.of(place, root, check)
+        # A prefix may name a file, a link may lead elsewhere, and some names are never allowed
+        if not folder.is_allowed or match.links or "?" in name or "\0" in name:
+            check(location)
+        path = paths.get(location) or folder.path + name
+        if is_url and location not in paths:
+            path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
+        key = make_key(location, state)
+        yield path, location, key.etag, key.size
 
 
-def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> _Files:
+def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> FileTable:
     """Return files of a bucket with their paths relative to the folder `root`. Raises: the errors
     of `check`, for files that may not be read."""
-    letters, begins, stops = table.paths
+    locations = table["location"]
     # If a folder may be read, only names with these characters may still be refused
-    for row in table.paths.find_rows(lambda part, _: (part == ord("?")) | (part == 0)).tolist():
-        check(table.paths.get(row))
+    for location in list_texts(locations.filter(find_texts(locations, r"[?\x00]"))):
+        check(location)
     skip = len(f"{root.rstrip('/')}/".encode())
-    return _Files(Texts(letters, begins + skip, stops), table)
+    return table.append_column("path", drop_bytes(locations, skip)).select(_COLUMNS)
 
 
-def _sort(files: _Files) -> tuple[_Files, list[str]]:
+def _sort(files: FileTable) -> tuple[FileTable, list[str]]:
     """Sort files by path, and drop duplicates. Returns: the files, and their paths as a list.
     Raises: ConfigError if two different files have the same path."""
-    texts = files.paths.list_all()
+    texts = list_texts(files["path"])
     if all(map(operator.lt, texts, islice(texts, 1, None))):
         return files, texts
     order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -215,30 +184,27 @@ def _sort(files: _Files) -> tuple[_Files, list[str]]:
         if texts[row] == texts[following]:
             # If a file was listed twice, its last state counts
             is_kept[i] = False
-            if files.get_location(row) != files.get_location(following):
+            first, second = list_texts(files["location"].take([row, following]))
+            if first != second:
                 raise ConfigError(
-                    f"{files.get_location(following)}: would have the same path in the dataset as "
-                    f"{files.get_location(row)}, {texts[row]!r}\n"
+                    f"{second}: would have the same path in the dataset as {first}, {texts[row]!r}\n"
                     f"{_COLLISION_REMEDY}"
                 )
     rows = np.array(order, np.int64)[is_kept]
     return files.take(rows), [texts[row] for row in rows.tolist()]
 
 
-def _check_paths(files: _Files, texts: Sequence[str]) -> None:
+def _check_paths(files: FileTable, texts: Sequence[str]) -> None:
     """Check that a folder can contain files with all of these paths. Raises: ConfigError.
 
     Args:
         texts: the paths of the files, sorted.
     """
-    _, begins, stops = files.paths
-    is_suspect = stops - begins > _MAX_PART_BYTES
-    is_suspect[files.paths.find_rows(_mark_suspects)] = True
-    is_suspect[[row for row, text in enumerate(texts) if text[:1] in _ENDS or text[-1:] == "/"]] = (
-        True
+    is_suspect = find_texts(files["path"], _SUSPECT) | (
+        count_bytes(files["path"]) > _MAX_PART_BYTES
     )
     for row in np.flatnonzero(is_suspect).tolist():
-        _check_path(texts[row], files.get_location(row))
+        _check_path(texts[row], *list_texts(files["location"], row, row + 1))
     folders = set[str]()
     inner = {text.rpartition("/")[0] for text in texts}
     while inner:
@@ -247,19 +213,11 @@ def _check_paths(files: _Files, texts: Sequence[str]) -> None:
     for folder in sorted(folders - {""}):
         row = bisect_left(texts, folder)
         if row < len(texts) and texts[row] == folder:
-            location = files.get_location(bisect_left(texts, f"{folder}/"))
+            below = bisect_left(texts, f"{folder}/")
+            (location,) = list_texts(files["location"], below, below + 1)
             raise ConfigError(
                 f"{location}: would be below {folder!r} in the dataset, where another file has that path\n{_COLLISION_REMEDY}"
             )
-
-
-def _mark_suspects(letters: Uint8s, before: Uint8s) -> Bools:
-    """Return a mask of the bytes that are control characters, or dots or slashes that follow a
-    slash."""
-    is_odd: Bools = (letters < 32) | (letters == 127)
-    is_odd |= (before == 0xC2) & (letters < 0xA0)
-    is_odd |= (before == ord("/")) & ((letters == ord(".")) | (letters == ord("/")))
-    return is_odd
 
 
 class _Folder(NamedTuple):

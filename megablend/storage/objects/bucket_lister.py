@@ -9,12 +9,18 @@ from typing import Any
 import numpy as np
 
 from megablend.errors import MissingFileError
+from megablend.storage.file_table import count_bytes, list_texts
 from megablend.storage.objects.address import Address
 from megablend.storage.objects.bucket import unwrap
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read_failure
 from megablend.storage.objects.listing import find_objects
-from megablend.storage.objects.object_table import ObjectTable, ObjectTableBuilder, join_tables
+from megablend.storage.objects.object_table import (
+    ObjectTable,
+    find_location,
+    join_tables,
+    make_table,
+)
 
 EMPTY_TRIES = 3
 """The number of times that an existing folder is listed again if its listing is empty."""
@@ -58,12 +64,10 @@ class BucketLister:
             parts.append(await self._list_all(pattern, address, folder))
 
         folders = await find_objects(address.key, list_folder, list_all)
-        objects = parts[0] if len(parts) == 1 else join_tables(parts)
-        exact = objects.paths.find(f"{address.root}/{address.key}")
-        if len(exact):
-            matches = np.zeros(len(objects.sizes), np.bool_)
-            matches[exact] = True
-            return [], objects._replace(matches=matches)
+        objects = join_tables(parts)
+        exact = find_location(objects, f"{address.root}/{address.key}")
+        if exact is not None:
+            return [], exact
         return [f"{address.root}/{each}" for each in folders], objects
 
     async def has_folder(self, path: str, address: Address) -> bool:
@@ -72,7 +76,7 @@ class BucketLister:
             folders, objects = await self._list_folder(path, address, address.key.rstrip("/"))
         except MissingFileError:
             return False
-        return bool(folders or len(objects.sizes))
+        return bool(folders or len(objects))
 
     async def _list_folder(
         self, pattern: str, address: Address, folder: str, *, is_there: bool = False
@@ -102,10 +106,10 @@ class BucketLister:
                 pattern, await self._client.policy.retry(pattern, attempt), is_list=True
             )
             folders = list(listed["common_prefixes"])
-            objects = _make_table(listed["objects"], address)
-            num_letters = len(objects.paths.letters) + sum(map(len, folders))
-            self._client.counts.add_listing(len(folders) + len(objects.sizes), num_letters)
-            if folders or len(objects.sizes):
+            objects = make_table(listed["objects"], address.root, address.key)
+            num_letters = int(count_bytes(objects["location"]).sum()) + sum(map(len, folders))
+            self._client.counts.add_listing(len(folders) + len(objects), num_letters)
+            if folders or len(objects):
                 break
         markers = {f"{address.root}/{each}" for each in (folder, *folders)}
         return folders, _leave_out(objects, markers)
@@ -116,7 +120,7 @@ class BucketLister:
         import obstore
 
         async def attempt() -> ObjectTable | Failure:
-            builder = ObjectTableBuilder()
+            parts = list[ObjectTable]()
             stream = obstore.list(
                 self._lister, folder or None, chunk_size=_BATCH_ROWS, return_arrow=True
             )
@@ -126,12 +130,13 @@ class BucketLister:
                 except Exception as error:  # the client may raise anything
                     return _read_list_failure(error, address)
                 if batch is None:
-                    return builder.build()
+                    return join_tables(parts)
                 # Outside of the `try`, since an error here would occur again in a further attempt
-                builder.extend(_make_table(batch, address))
+                parts.append(make_table(batch, address.root, address.key))
 
         objects = unwrap(pattern, await self._client.policy.retry(pattern, attempt), is_list=True)
-        self._client.counts.add_listing(len(objects.sizes), len(objects.paths.letters))
+        num_letters = int(count_bytes(objects["location"]).sum())
+        self._client.counts.add_listing(len(objects), num_letters)
         return await self._leave_out_markers(pattern, address, folder, objects)
 
     async def _leave_out_markers(
@@ -142,33 +147,28 @@ class BucketLister:
         The client removes the trailing slash of their keys, so the object of an empty folder looks
         like an empty file. A listing of the parent folder tells the two apart.
         """
-        if objects.sizes.all():
+        if objects["size"].to_numpy().all():
             return objects
         root = f"{address.root}/"
         folders = {root + folder}
-        for begin in range(0, len(objects.sizes), _BATCH_ROWS):
-            paths = objects.paths.list_all(begin, begin + _BATCH_ROWS)
+        for begin in range(0, len(objects), _BATCH_ROWS):
+            paths = list_texts(objects["location"], begin, begin + _BATCH_ROWS)
             folders.update(path.rpartition("/")[0] for path in paths)
         objects = _leave_out(objects, folders)
-        unclear = objects.paths.take(objects.sizes == 0).list_all()
+        unclear = list_texts(objects.filter(objects["size"].to_numpy() == 0)["location"])
         for parent in sorted({path[len(root) :].rpartition("/")[0] for path in unclear}):
             listed, _ = await self._list_folder(pattern, address, parent, is_there=True)
             folders.update(root + each for each in listed)
         return _leave_out(objects, folders)
 
 
-def _make_table(listed: Any, address: Address) -> ObjectTable:
-    """Return a table made from obstore's metadata of objects."""
-    return ObjectTable.of_arrow(listed, address.root, address.key)
-
-
 def _leave_out(objects: ObjectTable, folders: Container[str]) -> ObjectTable:
     """Leave out Hadoop's markers, and the empty objects that represent the given folders."""
-    is_kept = np.ones(len(objects.sizes), np.bool_)
-    for row in np.flatnonzero(objects.sizes == 0).tolist():
-        path = objects.paths.get(row)
-        is_kept[row] = path not in folders and not path.endswith(HADOOP_MARKER)
-    return objects if is_kept.all() else objects.take(is_kept)
+    is_kept = objects["size"].to_numpy() > 0
+    empty = np.flatnonzero(~is_kept)
+    paths = list_texts(objects["location"].take(empty))
+    is_kept[empty] = [path not in folders and not path.endswith(HADOOP_MARKER) for path in paths]
+    return objects.filter(is_kept)
 
 
 def _read_list_failure(error: Exception, address: Address) -> Failure:

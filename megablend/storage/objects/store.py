@@ -28,7 +28,7 @@ from megablend.storage.base import (
     Storage,
     read_range,
 )
-from megablend.storage.file_table import FileTable
+from megablend.storage.file_table import FileTable, list_texts
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
 from megablend.storage.head_and_tail import HeadAndTail
@@ -47,7 +47,12 @@ from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.bucket_lister import BucketLister
 from megablend.storage.objects.clients import get_client, get_lister
 from megablend.storage.objects.known_objects import KnownObjects
-from megablend.storage.objects.object_table import ObjectTable, join_tables
+from megablend.storage.objects.object_table import (
+    ObjectTable,
+    join_tables,
+    list_matching,
+    list_versions,
+)
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.obstore_stores import (
     check_can_list,
@@ -111,14 +116,14 @@ class ObjectStorage:
         if not _is_listed(address):
             return self._find_one(pattern, address)
         folders, objects = self._list(pattern, address)
-        paths = sorted(set(objects.paths.take(objects.matches).list_all()))
+        paths = sorted(set(list_texts(list_matching(objects)["location"])))
         client = self._client(pattern, address)
         if client.options.versions:  # listings do not contain the ids of versions
             skip = len(address.root) + 1
             loop.run(self._find_versions(client, paths, [path[skip:] for path in paths]))
         else:
-            versions = zip(objects.paths.list_all(), objects.list_versions(), strict=True)
-            self._known.replace(dict(versions))
+            versions = list_versions(objects)
+            self._known.replace(dict(zip(list_texts(objects["location"]), versions, strict=True)))
         return Found([Match(0, path, path) for path in paths], {}, tuple(folders))
 
     def find_table(self, pattern: str) -> FileTable | None:
@@ -128,7 +133,7 @@ class ObjectStorage:
         if not _is_listed(address) or find_options(self._options, pattern).versions:
             return None
         _, objects = self._list(pattern, address)
-        return (objects if objects.matches.all() else objects.take(objects.matches)).as_files()
+        return list_matching(objects)
 
     def _list(self, pattern: str, address: Address) -> tuple[Sequence[str], ObjectTable]:
         """List the folders and objects that a pattern with wildcards matches; see

@@ -11,7 +11,7 @@ import pytest
 from megablend.mirror.catalog import manifest
 from megablend.mirror.catalog.manifest import DataFile, Manifest
 from megablend.mirror.disk.folder import FileKey
-from megablend.storage.file_table import FileTable, Texts
+from megablend.storage.file_table import make_table
 from tests.mirror.manifests import make_manifest as make_naively
 
 FILES = [
@@ -21,13 +21,8 @@ FILES = [
 
 
 def make_manifest(files: list[DataFile]) -> Manifest:
-    keys = [file.key for file in files]
-    table = FileTable(
-        Texts.of(key.location for key in keys),
-        np.array([key.size for key in keys], np.int64),
-        Texts.of(key.etag for key in keys),
-    )
-    return Manifest.of_columns(Texts.of(file.path for file in files), table)
+    rows = [(file.path, *file.key) for file in files]
+    return Manifest.of_table(make_table(rows, ("path", "location", "etag", "size")))
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:

@@ -9,15 +9,23 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from megablend.errors import ConfigError
+from megablend.storage.file_table import list_texts
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects import bucket_lister
 from megablend.storage.objects.listing import find_objects, matches_pattern
-from megablend.storage.objects.object_table import ObjectTable, join_tables
+from megablend.storage.objects.object_table import (
+    join_tables,
+    list_matching,
+    list_versions,
+    make_table,
+)
 from megablend.storage.objects.object_version import make_version
 from megablend.storage.objects.store import ObjectStorage
 from megablend.storage.store_options import parse_options
@@ -62,17 +70,18 @@ def test_states_are_those_of_single_objects(seed: int) -> None:
         for _ in range(5 * seed)
     ]
     table = join_tables(
-        ObjectTable.of_arrow(make_arrow(rows[i : i + 12]), "s3://b", "**")
-        for i in range(0, len(rows), 12)
+        [make_table(make_arrow(rows[i : i + 12]), "s3://b", "**") for i in range(0, len(rows), 12)]
     )
     versions = [make_version(each) for each in rows]
     paths = [f"s3://b/{each['path']}" for each in rows]
-    assert table.paths.list_all() == paths
-    assert table.list_versions() == versions
-    files = table.as_files()
-    assert files.paths.list_all() == paths
-    assert files.sizes.tolist() == [each.size for each in versions]
-    assert files.etags.list_all() == [each.stat.etag for each in versions]
+    assert list_texts(table["location"]) == paths
+    assert list_versions(table) == versions
+    files = list_matching(table)
+    found = table["matches"].to_pylist()
+    assert list_texts(files["location"]) == list(compress(paths, found))
+    versions = list(compress(versions, found))
+    assert files["size"].to_pylist() == [each.size for each in versions]
+    assert list_texts(files["etag"]) == [each.stat.etag for each in versions]
 
 
 def matches_parts(names: Sequence[str], parts: Sequence[str]) -> bool:
@@ -123,14 +132,13 @@ def test_any_pattern(seed: int) -> None:
         filled = re.sub(r"\*\*?", lambda _: draw_path(draw, letters, ""), pattern)
         keys.append(re.sub(r"\[.*?\]|\?", lambda _: draw.choice(letters), filled))
     keys.append(pattern)
-    table = ObjectTable.of_arrow(make_arrow([make_row(key) for key in keys]), "s3://b", pattern)
+    table = make_table(make_arrow([make_row(key) for key in keys]), "s3://b", pattern)
+    found = table["matches"].to_pylist()
     expected = [matches_parts(key.split("/"), pattern.split("/")) for key in keys]
-    wrong = [
-        key for key, a, b in zip(keys, table.matches.tolist(), expected, strict=True) if a != b
-    ]
+    wrong = [key for key, a, b in zip(keys, found, expected, strict=True) if a != b]
     assert not wrong, (pattern, wrong)
     assert [matches_pattern(key, pattern) for key in keys] == expected
-    assert table.matches.any()
+    assert any(found)
 
 
 def test_folders_that_are_listed() -> None:
@@ -170,7 +178,7 @@ def test_of_a_key_that_equals_the_pattern_no_other_is_found() -> None:
             assert storage.glob(f"s3://b/{pattern}") == paths
             table = storage.find_table(f"s3://b/{pattern}")
             assert table is not None
-            assert table.paths.list_all() == paths
+            assert list_texts(table["location"]) == paths
 
 
 @pytest.mark.usefixtures("obstore")
@@ -180,7 +188,7 @@ def test_a_fault_of_a_conversion_is_not_taken_for_one_of_the_source(
     def fail(*_: object) -> None:
         raise pa.ArrowInvalid("broken")
 
-    monkeypatch.setattr(ObjectTable, "of_arrow", fail)
+    monkeypatch.setattr(bucket_lister, "make_table", fail)
     with FaultySource({"b/d/x": b"1"}) as source:
         storage = ObjectStorage(
             parse_options({"s3://b": {"endpoint": source.url, "anonymous": True}})
