@@ -4,8 +4,6 @@ sources."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +15,6 @@ from megablend.blend.plan import StagesPlan
 from megablend.index.blocks.splits import SplitBlocks
 from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
 from megablend.order.base import Order, Placed, Spans, by_value, join_spans
-from megablend.order.changing import ChangingOrder
 from megablend.order.listed import ListedOrder, ListedSource, locate_ranges
 from megablend.order.registry import find_order
 from megablend.run.source_blocks import SourceBlocks
@@ -27,7 +24,7 @@ _FOREVER = 1 << 62
 
 
 class Reading(NamedTuple):
-    """Consecutive epochs of a source that are read from one snapshot."""
+    """Consecutive epochs of a source that are read from one snapshot in one order."""
 
     position: int
     """Position of the source (see `Epochs`) at which the reading begins, perhaps inside an
@@ -123,40 +120,31 @@ class Locator:
         return self._readings[source]
 
     def _make_readings(self, source: int) -> list[Reading]:
-        """Make a reading for each group of segments of one snapshot. Snapshots that lack the source
-        are not read."""
+        """Make a reading for each segment. Snapshots that lack the source are not read."""
         readings = list[Reading]()
         blocks = self._sources[source]
         snapshots = blocks.snapshots
-        for (snapshot, _), segments in groupby(
-            self._plan.epochs.segments[source], attrgetter("snapshot", "withdrawn")
-        ):
-            first, *others = segments
-            if snapshot not in snapshots or (first.tokens == 0 and readings):
+        for segment in self._plan.epochs.segments[source]:
+            if segment.snapshot not in snapshots or (segment.tokens == 0 and readings):
                 continue
-            stored = blocks.blocks(snapshot)
-            view = blocks.view(first) if first.withdrawn else stored
-            key = blocks.key
-            order = find_order(first.order).make(view, key)
-            if others:
-                later = [(other.epoch, find_order(other.order).make(view, key)) for other in others]
-                order = ChangingOrder(view, [(0, order), *later])
+            stored = blocks.blocks(segment.snapshot)
+            view = blocks.view(segment) if segment.withdrawn else stored
             readings.append(
                 Reading(
-                    position=first.position,
+                    position=segment.position,
                     stop=_FOREVER,
-                    shift=first.own_position(0),
+                    shift=segment.own_position(0),
                     blocks=stored,
                     view=view,
-                    order=order,
-                    first_block=snapshots[snapshot].first_block,
+                    order=find_order(segment.order).make(view, blocks.key),
+                    first_block=snapshots[segment.snapshot].first_block,
                 )
             )
             if len(readings) > 1:
                 # The previous reading ends here; a sample that was promised before keeps its extra
                 # token
-                kept = self._extra if self._is_promised(source, first) else 0
-                readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
+                kept = self._extra if self._is_promised(source, segment) else 0
+                readings[-2] = readings[-2]._replace(stop=segment.position, extra=kept)
                 readings[-1] = readings[-1]._replace(extra_before=kept)
         if len(readings) == 1:
             readings[0] = readings[0]._replace(listed=_list_source(readings[0]))
