@@ -1,4 +1,4 @@
-"""Find the tokenizer.json that a config names, and the token that ends a text."""
+"""Find the tokenizer.json that a config names, and the ids of its tokens."""
 
 from __future__ import annotations
 
@@ -74,20 +74,40 @@ def find_named_token(tokenizer: Path, name: str) -> int:
 def find_token(tokenizer: Path, text: str) -> int:
     """Return the id of the token with the given text. Raises: ConfigError if there is no such
     token."""
-    data = _load(tokenizer)
-    added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
-    vocab = data.get("model", {}).get("vocab", {})
-    number = added.get(text)
-    if number is None and isinstance(vocab, dict):
-        number = vocab.get(text)
-    elif number is None and isinstance(vocab, list):  # pairs of a token and its score
-        number = next((i for i, (token, *_) in enumerate(vocab) if token == text), None)
-    if not isinstance(number, int):
-        known = ", ".join(map(repr, list(added)[:5])) or "none"
+    ids = read_ids(tokenizer)
+    if text not in ids:
+        known = ", ".join(map(repr, list(ids)[:5]))
         raise ConfigError(
-            f"{tokenizer}: has no token {text!r}; expected a token in its vocabulary (added tokens: {known})"
+            f"{tokenizer}: has no token {text!r}; expected a token in its vocabulary, such as {known}"
         )
-    return number
+    return ids[text]
+
+
+def read_ids(tokenizer: Path) -> dict[str, int]:
+    """Return the ids of a tokenizer's tokens, by their texts; at least one, added tokens first.
+
+    Args:
+        tokenizer: path of a tokenizer.json, as Hugging Face's tokenizers library writes it.
+
+    Raises: ConfigError if the file cannot be read, or is not a tokenizer.
+    """
+    data = _load(tokenizer)
+    try:
+        vocab = data["model"]["vocab"]
+        if isinstance(vocab, list):  # pairs of a token and its score
+            vocab = {token: number for number, (token, *_) in enumerate(vocab)}
+        ids: dict[str, int] = {
+            each["content"]: each["id"] for each in data.get("added_tokens") or ()
+        } | vocab
+        largest = max(ids.values())
+        if not isinstance(largest, int) or largest < 0:
+            raise TypeError(f"the largest token id is {largest!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{tokenizer}: is not a tokenizer.json ({type(error).__name__}: {error}); save it again with `tokenizer.save`, or "
+            "set the number itself in the config"
+        ) from error
+    return ids
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:
@@ -135,7 +155,7 @@ def _load(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises: ConfigError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: cannot read the tokenizer ({error}); save it again with `tokenizer.save`"
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megablend.config import load_config
-from megablend.config.tokenizer_file import find_tokenizer
+from megablend.config.tokenizer_file import find_tokenizer, read_ids
 from megablend.errors import ConfigError
 
 TOKENIZER = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 7, "content": "</s>"}]}
@@ -79,7 +79,7 @@ def test_what_is_wrong_with_the_token(tmp_path: Path) -> None:
     for keys, says in (
         (
             {"append_eod": "<x>"},
-            r"has no token '<x>'; expected a token in its vocabulary \(added tokens: '</s>'\)",
+            r"has no token '<x>'; expected a token in its vocabulary, such as '</s>', 'a', 'b'",
         ),
         ({"eos": True}, r"no eos_token is set in tokenizer_config.json or .*append_eod"),
         ({"eos": True, "append_eod": 3}, r"eos and append_eod both set the token"),
@@ -95,3 +95,55 @@ def test_where_tokens_are(tmp_path: Path) -> None:
     given = config(tmp_path) | {"token_files": "s3://bucket/tokens"}
     (source,) = load_config(given).sources["train"]
     assert source.token_paths == ("s3://bucket/tokens/*",)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "ids"),
+    [
+        (TOKENIZER, {"a": 0, "b": 1, "</s>": 7}),
+        ({"model": {"vocab": {"a": 0, "b": 7}}}, {"a": 0, "b": 7}),
+        (
+            {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": []},
+            {"a": 0, "b": 1},
+        ),
+    ],
+)
+def test_the_ids_of_all_tokens(
+    tmp_path: Path, tokenizer: dict[str, Any], ids: dict[str, int]
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tokenizer))
+    assert read_ids(path) == ids
+
+
+def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(50)}, unk_token="w0")
+    )
+    words.add_special_tokens(["<s>"])
+    words.save(str(tmp_path / "t.json"))
+    assert read_ids(tmp_path / "t.json") == words.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "cannot read the tokenizer"),
+        ("[" * 9999, "cannot read the tokenizer"),
+        ("[]", "found list, expected the object"),
+        ("{}", "is not a tokenizer"),
+        ('{"model": {"vocab": {}}}', "is not a tokenizer"),
+        ('{"model": {"vocab": {"a": "b"}}}', "the largest token id is 'b'"),
+        ('{"model": {"vocab": {"a": -1}}}', "the largest token id is -1"),
+        ('{"model": {"vocab": [[]]}}', "is not a tokenizer"),
+        ('{"model": {"vocab": 5}}', "is not a tokenizer"),
+        ('{"model": {"vocab": {"a": 1}}, "added_tokens": [5]}', "is not a tokenizer"),
+    ],
+)
+def test_what_is_no_tokenizer(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ConfigError, match=rf"t\.json: .*{says}.*`tokenizer.save`"):
+        read_ids(tmp_path / "t.json")
+    with pytest.raises(ConfigError, match=r"cannot read the tokenizer .*No such file"):
+        read_ids(tmp_path / "nowhere.json")

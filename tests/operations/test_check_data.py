@@ -18,7 +18,6 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
 from megablend.operations.build import build
 from megablend.operations.check_data import check_data
-from megablend.operations.vocabulary import read_vocab_size
 from megablend.storage.local import data_error
 from tests.cli.commands import runner_with_stderr
 from tests.formats.writers import write_megatron
@@ -174,7 +173,7 @@ def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
 @pytest.mark.parametrize(
     ("tokenizer", "size"),
     [
-        ({"model": {"vocab": {"a": 0, "b": 7}}, "added_tokens": [{"id": 9}]}, 10),
+        ({"model": {"vocab": {"a": 0, "b": 7}}, "added_tokens": [{"id": 9, "content": "c"}]}, 10),
         ({"model": {"vocab": {"a": 0, "b": 7}}}, 8),
         ({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": []}, 2),
     ],
@@ -183,37 +182,11 @@ def test_a_tokenizer_says_how_many_ids_it_has(
     tmp_path: Path, tokenizer: dict[str, Any], size: int
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert read_vocab_size(str(tmp_path / "tokenizer.json")) == size
     given = config(
         tmp_path, {"path": write(tmp_path, "parquet", ROWS)}, vocab_size=tmp_path / "tokenizer.json"
     )
     build(given)
     assert check_data(given).sources[0].vocab_size == size
-
-
-def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({f"w{i}": i for i in range(50)}, unk_token="w0")
-    )
-    words.add_special_tokens(["<s>"])
-    words.save(str(tmp_path / "t.json"))
-    assert read_vocab_size(str(tmp_path / "t.json")) == words.get_vocab_size() == 51
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "[" * 9999],
-)
-def test_what_is_no_tokenizer(tmp_path: Path, text: str) -> None:
-    (tmp_path / "t.json").write_text(text)
-    with pytest.raises(
-        ConfigError,
-        match=r"vocab_size: .*t\.json: is not a tokenizer\.json .* give the number of token ids instead",
-    ):
-        read_vocab_size(str(tmp_path / "t.json"))
-    with pytest.raises(ConfigError, match="cannot read the tokenizer: No such file"):
-        read_vocab_size(str(tmp_path / "nowhere.json"))
 
 
 @pytest.mark.parametrize(
