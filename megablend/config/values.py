@@ -22,9 +22,6 @@ MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Maximum power of ten in a number. Without a limit, a typing error such as 1e999999999 would be
 stored exactly, digit by digit."""
-_POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
-"""Powers of ten for suffixes such as the B of 50B. Configs do not accept these suffixes; error
-messages show how to write the number."""
 
 
 def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
@@ -41,28 +38,12 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
             raise InvalidOperation
         number = value if isinstance(value, Fraction) else _read_exact(str(value))
     except (InvalidOperation, ValueError, OverflowError):
-        raise ValueError(f"found {value!r}, expected a finite number{_spell_out(value)}") from None
+        raise ValueError(
+            f"found {value!r}, expected a finite number from 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT}, or 0: write 50e9 or 1_000"
+        ) from None
     if number < 0:
         raise ValueError(f"found {value!r}, expected {expected}")
     return number
-
-
-def _spell_out(value: object) -> str:
-    """Return advice on how to write a number such as 50B or 1,000, or the valid range for a number
-    such as 1e300; empty for other values. A value such as `4k` may mean 4,000 or 4,096, so the
-    advice shows both."""
-    if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
-        return f": write it as {str(value).replace(',', '_')}"
-    if re.search(r"[0-9]e[+-]?[0-9]", str(value), re.IGNORECASE):
-        return f" from 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT}, or 0"
-    written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
-    if written is None:
-        return ""
-    number = written[1]
-    unit = written[2].lower()
-    if unit == "k":
-        return f": write {Decimal(number) * 1000:f} or {Decimal(number) * 1024:f} in full"
-    return f": write it as {number}e{_POWERS[unit]}"
 
 
 def _read_exact(text: str) -> Fraction:

@@ -182,11 +182,11 @@ test_what_the_config_shows = table(
         "`weight` is 0 for every source of train; expected at least one above 0",
            {"s1": {"weight": 1}}),  # huggingface/datasets#7147
     config("a negative weight", weights(-1), "weight: found -1, expected 0 or more", weights(0), weights(1)),
-    config("a weight that is no number", weights("nan"), "weight: found 'nan', expected a finite number, or `size`",
+    config("a weight that is no number", weights("nan"), "weight: found 'nan', expected a finite number",
            weights(0.5), SIZES),
     config("an infinite weight", weights("inf"), "weight: found 'inf', expected a finite number",
            {**weights(1e9), "samples": "1e10"}, SIZES),
-    config("a percentage", weights("50%"), "weight: found '50%', expected a finite number, or `size`", weights(0.5), SIZES),
+    config("a percentage", weights("50%"), "weight: found '50%', expected a finite number", weights(0.5), SIZES),
     config("a weight for each stage", weights([1, 2]), "weight: found [1, 2], expected a finite number",
            weights(1)),  # huggingface/nanotron#113
     config("a misspelt key", {"s0": {"wieght": 1}}, "wieght: unknown key; did you mean 'weight'?", weights(1)),
