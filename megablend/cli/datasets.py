@@ -65,37 +65,15 @@ def add_command(
     A SOURCE is a file, a pattern, a folder with all its files, a .urls file, or a config, which
     stands for its sources. While the dataset is wanted, its sources are listed again at intervals
     (--every); if files were added or replaced, the listing becomes its latest revision."""
-    located = {source: _locate(source) for source in sources}
     all_patterns = list[str]()
     recorded = list[str]()
-    for source, patterns in located.items():
+    for source in dict.fromkeys(sources):
+        patterns = _locate(source)
         all_patterns += patterns
         recorded += patterns if len(patterns) <= _MAX_PATTERNS else [_name_source(source)]
     seconds = None if every is None else _parse_every(every)
-    try:
-        found = _ask(
-            mirror, "add", dataset=name, sources=all_patterns, said=recorded, every=seconds
-        )
-    except ConfigError as error:
-        raise ConfigError(_name_place(located, str(error))) from None
+    found = _ask(mirror, "add", dataset=name, sources=all_patterns, said=recorded, every=seconds)
     finish(found, as_json, _print_added)
-
-
-def _name_place(located: dict[str, list[str]], message: str) -> str:
-    """Return a message about a location, with the name of the list and the line if the location is
-    from a list of URLs."""
-    from megablend.storage.location import find_scheme
-    from megablend.storage.objects.urls import LIST_ENDING
-
-    location = message.partition(": ")[0]
-    for source, patterns in located.items():
-        # A URL with this ending is a file like any other
-        is_list = source.endswith(LIST_ENDING) and not find_scheme(source)
-        if is_list and location in patterns:
-            lines = Path(source).expanduser().read_text(encoding="utf-8").splitlines()
-            numbers = [i for i, line in enumerate(lines, 1) if line.strip() == location]
-            return f"{source}{f', line {numbers[0]}' if numbers else ''}: {message}"
-    return message
 
 
 @datasets.command("want")
