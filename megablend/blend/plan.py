@@ -22,7 +22,6 @@ from megablend.blend.interleavings.base import (
     LocatesMany,
     Plan,
     StageRequest,
-    check_places,
     prefix_length,
     sample_numbers,
 )
@@ -217,28 +216,15 @@ class StagesPlan(LocatesMany):
         )
         return counts
 
-    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Return the numbers of the samples with these sources and ordinals; the inverse of
+    def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """Return the numbers of the samples with these sources and ordinals: the inverse of
         `locate_many`. This is fastest if neighbours have the same source and ascending ordinals.
 
         Args:
-            sources, ordinals: int32 [n] and int64 [n].
+            sources, ordinals: int32 [n] and int64 [n]; all sources must be in the plan.
 
-        Returns: int64 [n].
-        Raises: IndexError for a source or ordinal that the plan does not have.
+        Returns: int64 [n], -1 for ordinals that the plan does not have.
         """
-        sources, ordinals = check_places(sources, ordinals, self._stop_ordinals)
-        ks = self.find_samples(sources, ordinals)
-        if (ks < 0).any():
-            first = int(np.argmax(ks < 0))
-            raise IndexError(
-                f"the plan has no sample with source {sources[first]} and ordinal {ordinals[first]}"
-            )
-        return ks
-
-    def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Return the numbers of samples as `samples_of` does, but -1 for ordinals that the plan
-        does not have. All sources must be in the plan."""
         ks = np.full(len(ordinals), -1, np.int64)
         pending = np.arange(len(ordinals))  # entries that no stage so far has
         current = ordinals  # ordinals of these entries; after a cut, their next ordinals
@@ -292,6 +278,13 @@ class StagesPlan(LocatesMany):
         if before >= self.stages[stage].read[source]:
             return None
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
+
+    def nth_sample(self, source: int, n: int) -> int:
+        """Return the n-th sample of a source in the order of samples; n is from 1 to the source's
+        number of samples."""
+        stage = int((self._samples_before[1:, source] < n).sum())
+        before = int(self._samples_before[stage, source])
+        return self._starts[stage] + self.plan_of(stage).nth_sample(source, n - before)
 
     def _advance(
         self, number: int, sources: Int32s, ordinals: Int64s

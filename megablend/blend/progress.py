@@ -3,7 +3,6 @@ samples are spread. Everything is computed from the plan, without locating all s
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +12,7 @@ from megablend.blend.plan import StagesPlan
 
 SCANNED = 1 << 16
 """Number of samples at each end of a run that are located one by one; sources that do not occur
-there are located by ordinal."""
-_ORDINALS = 1 << 12
-"""Number of a source's first or last ordinals that are searched for its first or last sample."""
+there are located by their number of samples."""
 NONE = -1
 """The value used as the first and last sample of a source without samples."""
 
@@ -54,21 +51,9 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     first[head[::-1]] = start + np.arange(len(head))[::-1]
     last[tail] = low + np.arange(len(tail))
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
-        ordinals = np.arange(before[source], min(after[source], before[source] + _ORDINALS))
-        samples = _samples_within(plan, source, ordinals, start, stop)
-        first[source] = (
-            samples.min()
-            if len(samples)
-            else _sample_of_count(plan, source, int(before[source]) + 1, start, stop)
-        )
+        first[source] = plan.nth_sample(source, int(before[source]) + 1)
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
-        ordinals = np.arange(max(before[source], after[source] - _ORDINALS), after[source])
-        samples = _samples_within(plan, source, ordinals, start, stop)
-        last[source] = (
-            samples.max()
-            if len(samples)
-            else _sample_of_count(plan, source, int(after[source]), start, stop)
-        )
+        last[source] = plan.nth_sample(source, int(after[source]))
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
@@ -113,21 +98,6 @@ def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | Non
         if sample is not None:
             first = sample, source
     return first
-
-
-def _samples_within(
-    plan: StagesPlan, source: int, ordinals: Int64s, start: int, stop: int
-) -> Int64s:
-    """Return the samples of a source's ordinals that are in [start, stop). After an amendment there
-    may be none, since a stage begins with the ordinals that the previous stage has not read."""
-    ks = plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
-    return ks[(ks >= start) & (ks < stop)]
-
-
-def _sample_of_count(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
-    """Return the sample in [start, stop) at which a source reaches `count` samples."""
-    samples = range(start, stop - 1)  # it is the last one if it is none of these
-    return start + bisect_left(samples, count, key=lambda k: int(plan.counts(k + 1)[source]))
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:

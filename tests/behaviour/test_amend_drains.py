@@ -51,7 +51,7 @@ def check_run(config: dict[str, Any], left: tuple[int, ...] = ()) -> Run:
     plan = run.plan
     assert plan.num_samples == run.num_samples
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
-    assert np.array_equal(plan.samples_of(sources, ordinals), np.arange(plan.num_samples))
+    assert np.array_equal(plan.find_samples(sources, ordinals), np.arange(plan.num_samples))
     starts, steps = plan.token_ranges(sources, ordinals)
     steps = np.broadcast_to(steps, starts.shape)
     for source in range(plan.num_sources):

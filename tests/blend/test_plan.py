@@ -141,7 +141,7 @@ def test_a_history_equals_its_walk(history: History) -> None:
         assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == [
             expected[k] for k in ks
         ]
-        assert np.array_equal(plan.samples_of(sources, ordinals), ks)
+        assert np.array_equal(plan.find_samples(sources, ordinals), ks)
     for source in range(plan.num_sources):
         mine = sorted(ordinal for which, ordinal in expected if which == source)
         assert mine == list(range(len(mine)))  # none lost, none repeated

@@ -128,7 +128,7 @@ def test_a_run_with_a_schedule_equals_its_walk(seed: int) -> None:
         expected = walk(plan, history)
         sources_of, ordinals = plan.locate_many(np.arange(plan.num_samples))
         assert list(zip(sources_of.tolist(), ordinals.tolist(), strict=True)) == expected
-        assert np.array_equal(plan.samples_of(sources_of, ordinals), np.arange(plan.num_samples))
+        assert np.array_equal(plan.find_samples(sources_of, ordinals), np.arange(plan.num_samples))
         parsed = parse_ledger(json.loads(dump_ledger("demo", stages)))
         assert (parsed.run, list(parsed.stages)) == ("demo", stages)
     before = plan_stages(plain, tokens)

@@ -126,7 +126,7 @@ def check_history(history: History) -> None:
     sources, ordinals = plan.locate_many(ks)
     assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == expected
     assert len(set(expected)) == len(expected)  # none repeated
-    assert np.array_equal(plan.samples_of(sources, ordinals), ks)
+    assert np.array_equal(plan.find_samples(sources, ordinals), ks)
     rng = random.Random(len(expected))
     for source in range(plan.num_sources):
         read = {ordinal for which, ordinal in expected if which == source}

@@ -35,7 +35,7 @@ def assert_same(a: StagesPlan, b: StagesPlan) -> None:
         np.testing.assert_array_equal(a.counts(n), b.counts(n))
         np.testing.assert_array_equal(a.count_tokens(n), b.count_tokens(n))
     sources, ordinals = a.locate_many(ks)
-    np.testing.assert_array_equal(b.samples_of(sources, ordinals), ks)
+    np.testing.assert_array_equal(b.find_samples(sources, ordinals), ks)
     for one, other in zip(
         a.token_ranges(sources, ordinals), b.token_ranges(sources, ordinals), strict=True
     ):
