@@ -21,9 +21,9 @@ from megablend.caches.find import find_existing, is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.index.tables.list_snapshots import list_snapshots
-from megablend.operations.differences import Difference, compare_blends, describe_blend
 from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
+from megablend.run.compare_blends import compare_blends, describe_blend
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import (
     load_ledger,
@@ -279,8 +279,8 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
     """Yield the stages of a ledger, in order."""
     before = ledger.stages[0]
     for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
-        differences = [
-            Difference(what="index", a=before.index, b=stage.index),
+        rows = [
+            ("index", before.index, stage.index),
             *compare_blends(before.blend, stage.blend),
         ]
         yield StageCommitment(
@@ -289,7 +289,7 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
             end=stage.end,
             index=stage.index,
             plan=digest,
-            changes=tuple(each.as_change() for each in differences if each.a != each.b),
+            changes=tuple({"what": what, "before": a, "after": b} for what, a, b in rows if a != b),
             drain=stage.drain,
         )
         before = stage

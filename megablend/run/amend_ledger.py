@@ -10,7 +10,7 @@ from itertools import dropwhile
 from megablend.blend.interleavings.registry import find_interleaving
 from megablend.blend.plan import StagesPlan
 from megablend.errors import ConfigError, PlanError, StateError
-from megablend.run.ledger import Ledger, describe_difference
+from megablend.run.ledger import Ledger
 from megablend.run.links import find_parting
 from megablend.run.stage import Blend, Stage
 from megablend.run.state import State
@@ -67,7 +67,7 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     Raises: StateError if the state belongs to another plan.
     """
     parting = find_parting(ledger.links, state.stages)
-    if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
+    if not parting.by_cut or state.consumed_samples <= parting.sample:
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
         return ledger
     number = 0
@@ -116,7 +116,10 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
         )
     added = [stage for stage in requested.stages if stage.stop > stop]
     replaced = committed.stages[len(cut.stages) :]
-    if not any(_differs(stage, cut.stages[-1]) for stage in (added[0], *replaced)):
+    last = cut.stages[-1]
+    if all(
+        (stage.index, stage.blend) == (last.index, last.blend) for stage in (added[0], *replaced)
+    ):
         raise PlanError(
             f"run {cut.run!r}: amending from sample {stop:,} on would change nothing; change a setting that affects the order "
             f"of samples; masks need no amendment, only `from: {stop}` in their stage"
@@ -172,8 +175,3 @@ def _settings(stage: Stage) -> Blend:
     """Return the settings of a stage that depend on neither its length nor its blocks."""
     sources = (source.with_share(source.share, None) for source in stage.blend.sources)
     return dataclasses.replace(stage.blend, sources=tuple(sources), schedule=None)
-
-
-def _differs(stage: Stage, before: Stage) -> bool:
-    """Return whether the order of a stage differs from that of the previous stage."""
-    return stage.index != before.index or describe_difference(before.blend, stage.blend) is not None

@@ -11,9 +11,10 @@ from operator import attrgetter, itemgetter
 
 from megablend.errors import PlanError
 from megablend.lazy import cached_property
+from megablend.run.compare_blends import find_change
 from megablend.run.ledger_format import chain_digests
 from megablend.run.links import Link
-from megablend.run.stage import Blend, SourceShare, Stage
+from megablend.run.stage import Blend, Stage
 from megablend.run.state import State
 
 
@@ -175,7 +176,7 @@ class Ledger:
         for number, (stage, start) in enumerate(zip(self.stages, self.starts, strict=True)):
             if start >= stop:
                 return
-            reason = describe_difference(stage.blend, requested.stage_at(start).blend)
+            reason = find_change(stage.blend, requested.stage_at(start).blend)
             if reason is not None:
                 where = f"in stage {number}, from sample {start:,} on, " if number else ""
                 raise PlanError(
@@ -183,7 +184,7 @@ class Ledger:
                     f"{self._explain_amending(reason)}"
                 )
             last_sample = min(stop, stage.stop) - 1
-            reason = describe_difference(stage.blend, requested.stage_at(last_sample).blend)
+            reason = find_change(stage.blend, requested.stage_at(last_sample).blend)
             if reason is not None:
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} ends at sample "
@@ -238,7 +239,7 @@ class Ledger:
         """Return a hint on how an amendment can make a change; empty if none can.
 
         Args:
-            reason: the result of `describe_difference`; it begins with the name of the setting.
+            reason: the result of `find_change`; it begins with the name of the setting.
         """
         setting = reason.partition(" ")[0]
         if setting not in ("share", "lanes", "shuffle_window", "sequence_length"):
@@ -264,26 +265,3 @@ def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
         for source in blend.sources
     )
     return dataclasses.replace(blend, sources=tuple(sources))
-
-
-def describe_difference(old: Blend, new: Blend) -> str | None:
-    """Return the first difference between two blends, in words; None if they are the same."""
-    if old == new:
-        return None
-    for field in dataclasses.fields(Blend):
-        before = getattr(old, field.name)
-        after = getattr(new, field.name)
-        if field.name != "sources" and before != after:
-            return f"{field.name} was {before} and is now {after}"
-    sources, others = ({source.name: source for source in blend.sources} for blend in (old, new))
-    for name in sources.keys() - others.keys():
-        return f"source {name!r} was removed"
-    for name in others.keys() - sources.keys():
-        return f"source {name!r} was added"
-    for name, source in sources.items():
-        for field in dataclasses.fields(SourceShare):
-            before = getattr(source, field.name)
-            after = getattr(others[name], field.name)
-            if before != after:
-                return f"{field.name} of source {name!r} was {before} and is now {after}"
-    return "the sources are in another order"

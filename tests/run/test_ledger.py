@@ -140,7 +140,7 @@ def test_a_stage_of_another_blend_is_a_link_of_its_own() -> None:
             {"sources": (replace(A, share=Fraction(2, 3)), B)},
             "share of source 'a' was 1/2 and is now 2/3",
         ),
-        ({"sources": (B, A)}, "the sources are in another order"),
+        ({"sources": (B, A)}, r"sequence of sources was \['a', 'b'\] and is now \['b', 'a'\]"),
     ],
 )
 def test_another_blend_is_refused_with_the_reason(change: dict[str, Any], says: str) -> None:
