@@ -18,7 +18,7 @@ from megablend.inspect.what_if import foresee_run
 from megablend.operations.differences import Difference, links_of, list_differences
 from megablend.operations.results import Record
 from megablend.operations.session import Session
-from megablend.run.links import find_agreed_end
+from megablend.run import links
 from megablend.run.run import Run
 from megablend.run.state import State
 from megablend.system.failures import translating
@@ -68,7 +68,7 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
     second = _read(b)
     ledgers = [each.ledger if isinstance(each, Run) else each for each in (first, second)]
     chains = [links_of(each) for each in ledgers]
-    agreed = find_agreed_end(*chains)
+    agreed = links.find_parting(*chains).sample
     parts_at = None
     if isinstance(first, Run) and isinstance(second, Run):
         parts_at = find_parting(first, second, start=agreed)
@@ -90,7 +90,6 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
     if a.extra_token != b.extra_token:
         return start if start < stop else None
     comparison = _Comparison(a, b)
-    start = max(start, _first_epoch_end(a, b))
     chunk = _FIRST_CHUNK
     while start < stop:
         ks = np.arange(start, min(start + chunk, stop))
@@ -227,32 +226,6 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
             ids.setdefault((key, eod), len(ids)) for key in keys
         ]
     return numbers
-
-
-def _first_epoch_end(a: Run, b: Run) -> int:
-    """Return the number of samples at the start of two runs that are certain to be the same. It is
-    0 if the runs differ in more than the version of the plan.
-
-    Both versions order a source's samples in the same way until the period in which its first epoch
-    ends.
-    """
-    if len(a.blends) > 1 or len(b.blends) > 1:
-        return 0
-    short, long = sorted((a.ledger, b.ledger), key=lambda ledger: len(ledger.ends))
-    have_same_stages = (
-        a.ledger.indices == b.ledger.indices and short.ends == long.ends[: len(short.ends)]
-    )
-    if not have_same_stages or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
-        return 0
-    end = short.ends[-1]
-    for source, tokens in enumerate(a.data.tokens):
-        sample = a.plan.first_sample_from(source, tokens // a.sequence_length)
-        if sample is not None:
-            blend = a.ledger.blend
-            period = (blend.sources[source].cycles or 1) * blend.lanes * blend.shuffle_window
-            # The first epoch may end in the sample's period, or at the end of the previous period
-            end = min(end, max(0, sample - 2 * period))
-    return end
 
 
 def _read(path: str | Path) -> Run | State:

@@ -23,7 +23,7 @@ from megablend.run.compile import Compiled, compile_split
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import read_ledger
 from megablend.run.ledger_format import PLAN_VERSION
-from megablend.run.links import agree_until, find_parting
+from megablend.run.links import find_parting
 from megablend.run.open import open_ledger
 from megablend.run.open_store import open_stores
 from megablend.run.run import Run
@@ -162,14 +162,12 @@ def is_on_ledger(ledger: Ledger, state: State) -> bool:
         position.
     """
     parting = find_parting(ledger.links, state.stages)
-    if (
-        parting is not None
-        and parting.sample
-        and (parting.by_cut or state.reads_other(ledger.indices))
+    if parting.by_cut or (
+        parting.sample and not parting.is_end and state.reads_other(ledger.indices)
     ):
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
     # A ledger that ends before the state's new data does not have its stages yet
-    has_stages = parting is not None or len(ledger.indices) >= len(state.indices)
+    has_stages = not parting.is_end or len(ledger.indices) >= len(state.indices)
     return has_stages and _begins_with(ledger, state)
 
 
@@ -262,6 +260,8 @@ def newest_snapshot(cache: CacheStore, digest: str | None = None) -> Snapshot:
 def _begins_with(ledger: Ledger, state: State) -> bool:
     """Return whether the ledger and the state's plan have the same samples before the state's
     position."""
-    return agree_until(ledger.links, state.stages, state.consumed_samples) and (
-        state.consumed_samples <= ledger.num_samples
+    parting = find_parting(ledger.links, state.stages)
+    return (
+        parting.agrees_before(state.consumed_samples)
+        and state.consumed_samples <= ledger.num_samples
     )

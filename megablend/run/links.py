@@ -40,35 +40,28 @@ class Link(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """The point at which two chains diverge."""
+    """The point at which two chains diverge, or at which the shorter one ends."""
 
     sample: int
-    """The first sample that may differ."""
-    by_cut: bool
+    """The first sample that the chains do not certainly have in common."""
+    by_cut: bool = False
     """Whether the chains have the same stage there, but cut at different samples."""
+    is_end: bool = False
+    """Whether one chain is a prefix of the other."""
+
+    def agrees_before(self, sample: int) -> bool:
+        """Return whether the chains have the same samples before `sample`, and have at least one
+        sample in common. Samples after the end of a chain count as the same."""
+        return self.is_end or 0 < self.sample >= sample
 
 
-def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
-    """Find the point at which two chains diverge; return None if one chain is a prefix of the
-    other."""
+def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting:
+    """Find the point at which two chains diverge."""
     start = 0
     for x, y in zip(a, b, strict=False):
         if (x.end, x.digest) != (y.end, y.digest):
-            return Parting(start, by_cut=False)
+            return Parting(start)
         if x.cut != y.cut:
             return Parting(min(x.stop, y.stop), by_cut=True)
         start = x.stop
-    return None
-
-
-def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
-    """Return the number of first samples that two chains certainly have in common."""
-    parting = find_parting(a, b)
-    return min(a[-1].stop, b[-1].stop) if parting is None else parting.sample
-
-
-def agree_until(a: Sequence[Link], b: Sequence[Link], sample: int) -> bool:
-    """Return whether two chains have the same samples before `sample`, and have at least one sample
-    in common."""
-    parting = find_parting(a, b)
-    return parting is None or (parting.sample > 0 and sample <= parting.sample)
+    return Parting(start, is_end=True)

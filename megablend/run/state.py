@@ -110,7 +110,7 @@ class State:
             )
         parting = find_parting(self.stages, stages)
         consumed = self.consumed_samples
-        if parting is not None and parting.by_cut and consumed > parting.sample:
+        if parting.by_cut and consumed > parting.sample:
             if any(link.cut == parting.sample for link in self.stages):
                 raise StateError(
                     f"the state is at sample {consumed:,} of a plan that was amended from sample {parting.sample:,} on, as run "
@@ -123,28 +123,18 @@ class State:
                 f"{parting.sample:,} or earlier, or amend the run from this state on (`megablend "
                 "amend CONFIG --state FILE`)"
             )
-        differs = parting is not None and (parting.sample == 0 or consumed > parting.sample)
-        where = (
-            f" from sample {parting.sample:,} on" if parting is not None and parting.sample else ""
-        )
-        if (differs or parting is None) and self.reads_other(indices):
-            remedy = "open the state's index with megablend.open(config, state=state)"
-            if parting is not None and parting.sample:
-                remedy = f"resume from a state saved at sample {parting.sample:,} or earlier"
+        reads_other = self.reads_other(indices)
+        is_cut_off = consumed > stages[-1].stop and self.plan != stages[-1].digest
+        if is_cut_off or (parting.is_end and reads_other) or not parting.agrees_before(consumed):
+            remedy = "open the dataset with megablend.open(config, state=state) and the config that the run was built with"
+            where = ""
+            if parting.sample and not parting.is_end:
+                where = f" from sample {parting.sample:,} on"
+                if reads_other:
+                    remedy = f"resume from a state saved at sample {parting.sample:,} or earlier"
             raise StateError(
-                f"the index differs{where}: the state was saved with {', '.join(self.indices)}, but this dataset "
-                f"reads {', '.join(indices)}; {remedy}"
-            )
-        if not differs and consumed > stages[-1].stop and self.plan == stages[-1].digest:
-            raise StateError(
-                f"the state is at sample {consumed:,}, but run {self.run!r} ends at sample {stages[-1].stop:,}: "
-                "consumed_samples was edited; load another checkpoint"
-            )
-        if differs or consumed > stages[-1].stop:
-            raise StateError(
-                f"the plan differs{where}: the state was saved with plan {self.plan}, but this dataset has plan "
-                f"{stages[-1].digest}; open the dataset with megablend.open(config, state=state) and the config that "
-                "the run was built with"
+                f"the plan differs{where}: the state was saved with plan {self.plan} of index {', '.join(self.indices)}, but "
+                f"this dataset has plan {stages[-1].digest} of index {', '.join(indices)}; {remedy}"
             )
 
 

@@ -428,7 +428,7 @@ def test_any_names_of_sources(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("at", "stop", "says"),
-    [(200, 208, "was amended from sample 208 on"), (320, 320, "index differs from sample 320 on")],
+    [(200, 208, "was amended from sample 208 on"), (320, 320, "plan differs from sample 320 on")],
 )
 def test_states_of_a_plan_whose_new_data_was_replaced(
     tmp_path: Path, at: int, stop: int, says: str
