@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 
 Weights = Sequence[int | Fraction]
@@ -77,51 +76,6 @@ def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | 
     return min(
         (int(cap * total / weight) for weight, cap in capped if cap is not None), default=None
     )
-
-
-def plan_full_shares(
-    weights: Weights, caps: Caps, total: int, *, multiple_of: int = 1
-) -> list[tuple[int, list[Fraction]]]:
-    """Divide `total` samples into stages in which each source keeps its full share until it reaches
-    its cap, and is left out from then on.
-
-    Args:
-        multiple_of: all stages but the last end at a multiple of this number of samples, such as
-            the number of lanes. A source may therefore have samples left, but fewer than its share
-            of this number.
-
-    Returns: for each stage, its end in samples and its weights, [num_sources]; one stage if no cap
-        is reached. The last stage ends before `total` if all sources are left out by then.
-    """
-    stages = list[tuple[int, list[Fraction]]]()
-    start = 0
-    free = [Fraction(weight) for weight in weights]
-    left = list(caps)
-    while start < total and any(free):
-        limits = [_samples_until_cap(free, left, source) for source in range(len(free))]
-        nearest = min((limit for limit in limits if limit is not None), default=total)
-        if nearest >= total - start:
-            return [*stages, (total, free)]
-        samples = nearest // multiple_of * multiple_of
-        if samples:
-            start += samples
-            stages.append((start, free))
-            given = largest_remainder(free, samples)
-            left = [None if cap is None else cap - n for cap, n in zip(left, given, strict=True)]
-        free = [
-            weight if limit is None or limit - samples >= multiple_of else Fraction(0)
-            for weight, limit in zip(free, limits, strict=True)
-        ]
-    return stages
-
-
-def _samples_until_cap(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
-    """Return the number of samples of a stage until a source reaches its cap; None if the source
-    has no share or no cap."""
-    cap = caps[source]
-    if cap is None or not weights[source]:
-        return None
-    return int(cap * sum(weights) / weights[source])
 
 
 def _find_over_caps(weights: Weights, caps: Caps, free: Sequence[int], left: int) -> dict[int, int]:

@@ -346,9 +346,6 @@ def _print_estimates(found: RunDescription) -> None:
         print_line(f"memory of a rank: at least {needed} of the {limit} that `memory` allows")
     if found.fitting_unit is not None:
         print_fitting(found.fitting_unit)
-    if found.full_share_stages is not None:
-        print_line("to read each source at its full share until it runs out, without on_exhausted:")
-        print_text(found.full_share_stages)
 
 
 def _print_mirror(found: MirrorEstimate) -> None:

@@ -20,7 +20,6 @@ from megablend.inspect.description import (
     RunDescription,
     SplitDescription,
 )
-from megablend.inspect.full_share_stages import write_full_share_stages
 from megablend.inspect.what_if import Foreseen
 from megablend.operations.check import check_store
 from megablend.operations.skip import describe_skips
@@ -89,7 +88,6 @@ def describe_planned(
         warnings=tuple(warnings),
         transfer=_estimate_transfer(run, loaders),
         bad_documents=_list_bad(config, run.store.storage),
-        full_share_stages=write_full_share_stages(compiled),
     )
     if loaders is None:
         return described

@@ -228,9 +228,6 @@ class RunDescription(Record):
     """Data files that are missing or changed, one line each."""
     warnings: tuple[str, ...]
     """Properties of the plan that should be checked, one line each."""
-    full_share_stages: str | None = None
-    """YAML of `stages` in which sources keep their shares until they reach their caps; None if
-    `on_exhausted: redistribute` does not change any share."""
     read_amplification: float | None = None
     """Number of bytes that loaders read for each byte that they use, if `micro_batch_size` was
     given."""

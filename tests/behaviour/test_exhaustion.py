@@ -169,23 +169,13 @@ def test_temperature_needs_weights(config: dict[str, Any]) -> None:
         megablend.load_config(config | {"temperature": 2})
 
 
-def test_full_shares_until_sources_run_out_are_ready_to_paste(config: dict[str, Any]) -> None:
+def test_stages_keep_full_shares_until_sources_run_out(config: dict[str, Any]) -> None:
     for source in config["sources"][:2]:
         source["max_epochs"] = 1
     assert counts(config | {"on_exhausted": "redistribute"}) == {"s0": 49, "s1": 99, "s2": 52}
-    pasted = megablend.describe(config | {"on_exhausted": "redistribute"}).to_dict()[
-        "full_share_stages"
+    stages = [
+        {"samples": 80},
+        {"samples": 180, "sources": {"s0": {"weight": 0}}},
+        {"sources": {"s1": {"weight": 0}}},
     ]
-    assert pasted == (
-        "stages:\n  - samples: 80\n  - sources: {s0: {weight: 0}}\n    samples: 180\n  - sources: {s1: {weight: 0}}\n"
-    )
-    staged = config | yaml.safe_load(pasted) | {"run": "staged"}
-    assert counts(staged) == {"s0": 48, "s1": 99, "s2": 53}
-    stages = megablend.describe(staged).to_dict()["splits"]["train"]["stages"]
-    assert [(stage["start"], stage["stop"]) for stage in stages] == [(0, 80), (80, 180), (180, 200)]
-    assert [[source["share"] for source in stage["sources"]] for stage in stages] == [
-        [0.6, 0.3, 0.1],
-        [0, 0.75, 0.25],
-        [0, 0, 1],
-    ]
-    assert "full_share_stages" not in megablend.describe(staged).to_dict()
+    assert counts(config | {"stages": stages, "run": "staged"}) == {"s0": 48, "s1": 99, "s2": 53}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.blend.allocate import largest_remainder
-from megablend.blend.caps import capped_shares, longest_stage, plan_full_shares
+from megablend.blend.caps import capped_shares, longest_stage
 from megablend.errors import PlanError
 from tests.examples import examples
 
@@ -110,44 +110,3 @@ def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], 
         assert capped_shares(weights, caps, total) == [
             x / total for x in water_level(weights, caps, total)
         ]
-
-
-@examples(200)
-@given(BLENDS, st.integers(1, 150), st.sampled_from([1, 4]))
-def test_full_shares_end_one_source_after_another(
-    blend: list[tuple[int, int | None]], total: int, lanes: int
-) -> None:
-    weights = [weight for weight, _ in blend]
-    caps = [cap for _, cap in blend]
-    stages = plan_full_shares(weights, caps, total, multiple_of=lanes)
-    read = [0] * len(weights)
-    start = 0
-    before = [Fraction(weight) for weight in weights]
-    for end, shares in stages:
-        assert start < end <= total
-        assert end == total or end % lanes == 0
-        # None comes back, none changes
-        assert all(share in (0, old) for share, old in zip(shares, before, strict=True))
-        given = largest_remainder(shares, end - start)
-        read = [had + more for had, more in zip(read, given, strict=True)]
-        start = end
-        before = shares
-    assert all(cap is None or n <= cap for n, cap in zip(read, caps, strict=True))
-    if any(weight and cap is None for weight, cap in blend):
-        assert stages[-1][0] == total
-    for source, share in enumerate(stages[-1][1] if stages else ()):
-        if weights[source] and not share:  # left out: less than its share of a few lanes remains
-            cap = caps[source]
-            assert cap is not None
-            assert cap - read[source] <= lanes + 1
-
-
-def test_full_shares_until_each_is_exhausted() -> None:
-    stages = plan_full_shares([6, 3, 1], [60, 60, None], 1000, multiple_of=10)
-    assert [end for end, _ in stages] == [100, 140, 1000]
-    assert [[int(weight) for weight in weights] for _, weights in stages] == [
-        [6, 3, 1],
-        [0, 3, 1],
-        [0, 0, 1],
-    ]
-    assert [end for end, _ in plan_full_shares([6, 3, 1], [600, 300, 100], 1000)] == [1000]

@@ -62,7 +62,6 @@ def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) 
             for name, split in described.splits.items()
             for line in _split(name, split, charts.get(name, ()))
         ),
-        *_full_shares(described.full_share_stages),
         "</main>",
     ]
     return "\n".join(
@@ -126,14 +125,6 @@ def _notes(title: str, lines: Sequence[str]) -> Iterator[str]:
         yield f"<section><h2>{title}</h2><div class='notes'><ul>"
         yield from (f"<li>{escape(line)}</li>" for line in lines)
         yield "</ul></div></section>"
-
-
-def _full_shares(stages: str | None) -> Iterator[str]:
-    """Yield the lines of a section on `RunDescription.full_share_stages`, if there are any."""
-    if stages is not None:
-        yield "<section><h2>Full shares until sources run out</h2>"
-        yield "<p>In place of <code>on_exhausted: redistribute</code>, these stages keep each source's share until its cap.</p>"
-        yield f'<pre tabindex="0">{escape(stages)}</pre></section>'
 
 
 def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Iterator[str]:

@@ -99,7 +99,6 @@ def run(count: int, **changes: Any) -> RunDescription:
         "splits": {"train": split},
         "problems": (),
         "warnings": (f"source {HOSTILE!r} is read more than 16 times",),
-        "full_share_stages": "stages:\n  - samples: 40\n",
         "read_amplification": 1.07,
         "fitting_lanes": 4,
         "memory_per_rank": 1 << 20,

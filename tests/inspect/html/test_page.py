@@ -158,10 +158,9 @@ def test_only_files_are_replaced(tmp_path: Path) -> None:
 def test_pages_with_little_in_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     empty: dict[str, Any] = {
-        "full_share_stages": None,
         "warnings": (),
         "skips": (),
         "memory_per_rank": None,
     }
     write_html(run(1, **empty), tmp_path / "one.html")
-    assert "Full shares" not in (tmp_path / "one.html").read_text(encoding="utf-8")
+    assert "Warnings" not in (tmp_path / "one.html").read_text(encoding="utf-8")
