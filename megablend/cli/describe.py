@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megablend.cli.options import as_json, command, finish, in_cache, of_what, refuse_options
-from megablend.cli.output import Column, print_line, print_lines, print_table, print_text
+from megablend.cli.output import Column, print_line, print_lines, print_table
 
 if TYPE_CHECKING:
     from megablend.inspect.description import (
@@ -132,7 +132,6 @@ def describe(
         num_workers=workers or 0,
         num_nodes=nodes,
         mirror_size=mirror_size,
-        document_lengths=html is not None,
     )
     if html is not None:
         _write_html(found, html, what, cache)

@@ -41,7 +41,6 @@ def describe(
     num_workers: int = 0,
     num_nodes: int | None = None,
     mirror_size: int | str | None = None,
-    document_lengths: bool = False,
     storage: Storage | None = None,
 ) -> Description:
     """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
@@ -57,8 +56,6 @@ def describe(
             default), and the size of each node's mirror, such as 2TB (by default the size in the
             config). If either is given, the transfers of the mirrors are estimated; see
             docs/mirror.md.
-        document_lengths: whether to count documents by length, if the index has a table of a
-            source's documents.
         storage: the storage that finds and reads files, instead of the config's storage.
 
     Returns: a RunDescription; a FilesDescription if the config's files are not indexed; a
@@ -95,7 +92,6 @@ def describe(
         loaders,
         num_nodes=num_nodes,
         mirror_size=mirror_bytes,
-        document_lengths=document_lengths,
     )
 
 

@@ -54,7 +54,6 @@ def describe_planned(
     *,
     num_nodes: int | None,
     mirror_size: int | None,
-    document_lengths: bool,
 ) -> RunDescription:
     """Describe a run as it is committed, or as `build` would commit it.
 
@@ -67,7 +66,7 @@ def describe_planned(
     """
     compiled = planned.compiled
     run = compiled.run
-    splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
+    splits = _describe_splits(compiled, loaders)
     warnings = [warning for _, of_split in splits.values() for warning in of_split]
     warnings += warn_of_documents(config, run.store.snapshot)
     warnings += warn_of_run(compiled)
@@ -117,7 +116,7 @@ def _list_bad(config: Config, storage: Storage) -> tuple[BadDocuments, ...] | No
 
 
 def _describe_splits(
-    train: Compiled, loaders: Loaders | None, *, document_lengths: bool
+    train: Compiled, loaders: Loaders | None
 ) -> dict[str, tuple[SplitDescription, list[str]]]:
     """Describe the splits of a run that have sources.
 
@@ -130,7 +129,7 @@ def _describe_splits(
         if loaders is not None:
             steps = split.run.num_samples // loaders.step_samples
             warnings = warnings + warn_of_steps(split.run, loaders.step_samples)
-        return describe_split(split, steps, document_lengths=document_lengths), warnings
+        return describe_split(split, steps), warnings
 
     splits = {"train": describe(train)}
     for split, other in compile_others(train):

@@ -18,7 +18,6 @@ from megablend.blend.progress import (
     find_presence,
 )
 from megablend.blend.shares import cap_of, find_most_tokens
-from megablend.index.read.document_table import open_table, table_bytes
 from megablend.inspect.description import (
     FirstRepeat,
     SourceDescription,
@@ -32,16 +31,11 @@ from megablend.run.run import Run
 
 EPOCHS = 32
 """The maximum number of epochs of a source whose ends are reported."""
-COUNTED = 1 << 20
-"""The maximum number of documents whose lengths are counted for a source. If a source has more
-documents, evenly spaced ones are counted."""
 SAMPLED_BLOCKS = 256
 """The maximum number of blocks of a source whose sizes are looked up."""
 
 
-def describe_split(
-    compiled: Compiled, steps: int | None = None, *, document_lengths: bool = False
-) -> SplitDescription:
+def describe_split(compiled: Compiled, steps: int | None = None) -> SplitDescription:
     """Describe the sources of one split.
 
     Args:
@@ -76,7 +70,6 @@ def describe_split(
                 epoch_ends[number],
                 most_tokens[number],
                 stored_bytes[number],
-                document_lengths=document_lengths,
             )
             for number, samples in enumerate(counts)
         ),
@@ -168,8 +161,6 @@ def _describe_source(
     epoch_ends: list[int],
     most_tokens: int | None,
     stored_bytes: int,
-    *,
-    document_lengths: bool,
 ) -> SourceDescription:
     """Describe source number `number` of a run.
 
@@ -206,7 +197,6 @@ def _describe_source(
         last_sample=_as_result(presence.last[number]),
         epoch_ends=tuple(epoch_ends),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
-        document_lengths=count_lengths(run, number) if document_lengths else None,
         withdrawn_tokens=run.plan.epochs.count_withdrawn(number) or None,
     )
 
@@ -226,32 +216,3 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
         int(sizes.sum()) * (stop - first) // max(1, len(sizes))
         for sizes, (first, stop) in zip(by_source, ranges, strict=True)
     ]
-
-
-def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
-    """Count the documents of a source in the split by length. Item 0 is the number of documents
-    without tokens, and item i the number of documents with 2^(i-1) to 2^i - 1 tokens. If there are
-    more than COUNTED documents, the numbers are estimates.
-
-    Returns: None if the index has no table of the source's documents.
-
-    Raises: CacheError if the table is damaged.
-    """
-    part = run.data.parts[source]
-    if part["documents"] == 0:
-        return None
-    blocks = run.locator.readings(source)[-1].blocks
-    name = run.data.index_names[source]
-    number = blocks.snapshot.sources.numbers[name]
-    if table_bytes(blocks.snapshot, number) is None:
-        return None
-    num_documents = int(part["documents"])
-    num_counted = min(COUNTED, num_documents)
-    evenly_spaced = np.arange(num_counted) * num_documents // num_counted
-    lengths = open_table(blocks.snapshot, number).lengths(
-        blocks.documents.index_blocks(evenly_spaced),
-        has_eod=run.sources[source].append_eod is not None,
-    )
-    # The binary exponent of a length is the number of its bits
-    counts = np.bincount(np.frexp(lengths.astype(np.float64))[1])
-    return tuple((counts * num_documents // num_counted).tolist())

@@ -73,10 +73,6 @@ class SourceDescription(Record):
     worst_prefix_error: float
     """Largest difference, in samples, between the number of the source's samples and its share of a
     prefix of a stage. All prefixes of up to 65,536 samples are compared."""
-    document_lengths: tuple[int, ...] | None = None
-    """Number of documents by length. Item 0 is the number of documents without tokens, and item i
-    the number of documents with 2^(i-1) to 2^i - 1 tokens. None if it was not requested, or the
-    index has no table of the source's documents."""
     withdrawn_tokens: int | None = None
     """Number of tokens that are not read because their files were withdrawn during an epoch; None
     if there are none."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import megablend
 from tests.runs import make_config, read_samples, write_source

@@ -409,7 +409,7 @@ def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: 
         assert len(list(megablend.Loader(valid, micro_batch_size=2))) == len(valid) // 2
     later_one = megablend.open(grown, "valid", stage=1)
     assert {each.source for each in read_samples(later_one)} == {0, 1, 2}
-    assert not megablend.describe(grown, document_lengths=True).to_dict()["problems"]
+    assert not megablend.describe(grown).to_dict()["problems"]
 
 
 def test_any_names_of_sources(tmp_path: Path) -> None:

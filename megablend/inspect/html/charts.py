@@ -1,5 +1,4 @@
-"""Charts of a run. Each chart has a wide drawing and a narrow one, so that text keeps its size on
-small screens."""
+"""Charts of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ from megablend.inspect.html import drawings
 
 DRAWN = 200
 """The maximum number of sources that a chart shows, which are those that the run reads most."""
-_WIDE = 11.5
-"""Width of a wide drawing in inches, of 96 pixels each."""
-_NARROW = 3.6
-"""Width of a narrow drawing in inches."""
+_WIDTH = 11.5
+"""Width of a drawing in inches, of 96 pixels each."""
 _ROW = 0.24
 """Height of a row in a chart of sources, in inches."""
 _HEIGHT = 2.6
@@ -49,12 +46,11 @@ class Chart:
     text: str
     """A description of what the chart shows."""
     draw: Callable[..., None]
-    """A function of `drawings` whose remaining parameters are matplotlib's axes, and `narrow`:
-    whether the axes are narrow."""
+    """A function of `drawings` whose remaining parameter is matplotlib's axes."""
     rows: int | None
     """Number of rows of a chart of sources; None for other charts, which have a legend."""
 
-    def to_svg(self, *, key: str, narrow: bool) -> str:
+    def to_svg(self, key: str) -> str:
         """Return the drawing as an `<svg>` element, with names for screen readers.
 
         Args:
@@ -64,28 +60,24 @@ class Chart:
         from matplotlib.figure import Figure
 
         style: Any = _STYLE
-        width = _NARROW if narrow else _WIDE
         height = _HEIGHT if self.rows is None else _ROW * self.rows
         # Margins around the axes, in inches
-        left = 1.2 if narrow else 1.7  # names of sources
+        left = 1.7  # names of sources
         right = 0.25
         top = 0.1
         bottom = 0.55  # numbers and name of the x axis
         if self.rows is None:
             left = 0.7
-            if narrow:
-                bottom += 1.3  # the legend is below
-            else:
-                right = 2.2  # the legend is at the right
+            right = 2.2  # the legend
         elif self.rows > drawings.TALL:
             top, bottom = bottom, top  # the x axis is at the top
         full = top + height + bottom
         with mpl.rc_context(style):
-            figure = Figure(figsize=(width, full), dpi=96)
+            figure = Figure(figsize=(_WIDTH, full), dpi=96)
             axes = figure.add_axes(
-                (left / width, bottom / full, 1 - (left + right) / width, height / full)
+                (left / _WIDTH, bottom / full, 1 - (left + right) / _WIDTH, height / full)
             )
-            self.draw(axes, narrow=narrow)
+            self.draw(axes)
             svg = io.StringIO()
             figure.savefig(
                 svg,
@@ -161,19 +153,9 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
         draw=partial(drawings.draw_exhaustion, split.samples, sources),
         rows=rows,
     )
-    with_lengths = [each for each in sources if each.document_lengths]
-    if with_lengths:
-        yield Chart(
-            title="Lengths of documents",
-            text=f"Documents of {len(with_lengths)} sources by their number of tokens, as fractions of each source's documents.",
-            draw=partial(drawings.draw_lengths, with_lengths),
-            rows=None,
-        )
-    else:
-        yield Chart(
-            title="Mean lengths of documents",
-            text=f"Mean number of tokens per document of {shown}. With document tables (`order: document`), all lengths "
-            "are known.",
-            draw=partial(drawings.draw_means, sources),
-            rows=rows,
-        )
+    yield Chart(
+        title="Mean lengths of documents",
+        text=f"Mean number of tokens per document of {shown}.",
+        draw=partial(drawings.draw_means, sources),
+        rows=rows,
+    )

@@ -25,9 +25,7 @@ TALL = 40
 """The number of rows above which a chart has its numbers at the top."""
 
 
-def draw_shares(
-    split: SplitDescription, sources: Sequence[SourceDescription], axes: Any, *, narrow: bool
-) -> None:
+def draw_shares(split: SplitDescription, sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw the shares of the samples, stage by stage: one for each of the largest sources, and one
     for all other sources together."""
     if split.stages is None:
@@ -45,7 +43,7 @@ def draw_shares(
     axes.stackplot(
         edges,
         [[*band, band[-1]] for band in bands],
-        labels=[_shorten(name, narrow) for name in named],
+        labels=[_shorten(name) for name in named],
         colors=_COLOURS,
         step="post",
         edgecolor="white",
@@ -53,75 +51,50 @@ def draw_shares(
     )
     axes.set(xlim=(0, split.samples), ylim=(0, 1), xlabel="sample", ylabel="share")
     _shorten_counts(axes)
-    axes.locator_params(axis="x", nbins=3 if narrow else 8)
-    _add_legend(axes, narrow=narrow)
+    axes.locator_params(axis="x", nbins=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def draw_requested(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
+def draw_requested(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw actual shares as bars, requested ones as marks."""
     values = [each.actual_share for each in sources]
-    _draw_bars(axes, sources, values, "share of the samples", narrow=narrow)
+    _draw_bars(axes, sources, values, "share of the samples")
     _draw_marks(axes, [(each.requested_share, row) for row, each in enumerate(sources)])
     axes.set_xlim(0, 1.05 * max(max(each.requested_share, each.actual_share) for each in sources))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
 
 
-def draw_tokens(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
+def draw_tokens(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw the number of tokens that are read from each source."""
     values = [each.tokens_read for each in sources]
-    _draw_bars(axes, sources, values, "tokens read", narrow=narrow)
+    _draw_bars(axes, sources, values, "tokens read")
     _shorten_counts(axes)
 
 
-def draw_epochs(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
+def draw_epochs(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw how often each source is read, with a line at one epoch."""
     values = [each.epochs for each in sources]
-    _draw_bars(axes, sources, values, "epochs", narrow=narrow)
+    _draw_bars(axes, sources, values, "epochs")
     axes.axvline(1, color=_ORANGE, linewidth=1.5)
     axes.set_xlim(0, 1.05 * max(1.0, *values))
 
 
-def draw_exhaustion(
-    samples: int, sources: Sequence[SourceDescription], axes: Any, *, narrow: bool
-) -> None:
+def draw_exhaustion(samples: int, sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw a line from each source's first sample to its last one, with marks where epochs end."""
     firsts = [each.first_sample or 0 for each in sources]
     lasts = [each.last_sample or 0 for each in sources]
     axes.hlines(range(len(sources)), firsts, lasts, color=_GREY, linewidth=5)
     _draw_marks(axes, [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends])
-    _name_rows(axes, sources, narrow=narrow)
+    _name_rows(axes, sources)
     axes.set_xlim(0, samples)
     _shorten_counts(axes)
     axes.set_xlabel("sample")
 
 
-def draw_lengths(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
-    """Draw the distribution of each source's document lengths, by powers of two."""
-    num_bins = max(len(each.document_lengths or ()) for each in sources)
-    for number, each in enumerate(sources):
-        lengths = each.document_lengths or ()
-        counts = [*lengths, *[0] * (num_bins - len(lengths))]
-        is_named = number < NAMED
-        axes.step(
-            range(num_bins),
-            [count / max(1, sum(counts)) for count in counts],
-            where="mid",
-            color=_COLOURS[number] if is_named else _GREY,
-            linewidth=1.5 if is_named else 0.5,
-            zorder=3 if is_named else 1,
-            label=_shorten(each.name, narrow) if is_named else None,
-        )
-    ticks = range(0, num_bins, max(1, num_bins // (3 if narrow else 10)))
-    axes.set_xticks(ticks, ["0" if i == 0 else _shorten_number(2 ** (i - 1)) for i in ticks])
-    axes.set(xlabel="tokens of a document (at least)", ylabel="fraction of the documents")
-    axes.set_ylim(bottom=0)
-    _add_legend(axes, narrow=narrow)
-
-
-def draw_means(sources: Sequence[SourceDescription], axes: Any, *, narrow: bool) -> None:
+def draw_means(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw the mean length of each source's documents."""
     values = [each.tokens / max(1, each.documents) for each in sources]
-    _draw_bars(axes, sources, values, "mean tokens per document", narrow=narrow)
+    _draw_bars(axes, sources, values, "mean tokens per document")
     _shorten_counts(axes)
 
 
@@ -130,8 +103,6 @@ def _draw_bars(
     sources: Sequence[SourceDescription],
     values: Sequence[float],
     label: str,
-    *,
-    narrow: bool,
 ) -> None:
     """Draw a row with a bar for each source.
 
@@ -139,7 +110,7 @@ def _draw_bars(
         label: the label of the values.
     """
     axes.hlines(range(len(sources)), 0, values, color=_BLUE, linewidth=_BAR)
-    _name_rows(axes, sources, narrow=narrow)
+    _name_rows(axes, sources)
     axes.set_xlim(0, 1.05 * max(values) or 1)
     axes.set_xlabel(label)
 
@@ -156,10 +127,10 @@ def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
     )
 
 
-def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def _name_rows(axes: Any, sources: Sequence[SourceDescription]) -> None:
     """Label the rows of a chart with the names of its sources, and place the numbers of the x
     axis."""
-    axes.set_yticks(range(len(sources)), [_shorten(each.name, narrow) for each in sources])
+    axes.set_yticks(range(len(sources)), [_shorten(each.name) for each in sources])
     axes.set_ylim(len(sources) - 0.5, -0.5)
     axes.tick_params(axis="y", left=False)
     axes.grid(visible=False, axis="y")
@@ -167,20 +138,7 @@ def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.spines["bottom"].set_visible(False)
-    axes.locator_params(axis="x", nbins=4 if narrow else 10)
-
-
-def _add_legend(axes: Any, *, narrow: bool) -> None:
-    """Add a legend to the right of wide axes, or below narrow ones."""
-    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    if narrow:
-        place = {
-            "loc": "upper center",
-            "bbox_to_anchor": (0.45, -0.2),
-            "ncols": 2,
-            "columnspacing": 1.0,
-        }
-    axes.legend(frameon=False, fontsize=8, **place)
+    axes.locator_params(axis="x", nbins=10)
 
 
 def _shorten_counts(axes: Any) -> None:
@@ -188,10 +146,9 @@ def _shorten_counts(axes: Any) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: _shorten_number(value))
 
 
-def _shorten(name: str, narrow: bool) -> str:
+def _shorten(name: str) -> str:
     """Return the name of a source, cut if it is long."""
-    length = 13 if narrow else 20
-    return name if len(name) <= length else f"{name[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return name if len(name) <= 20 else f"{name[:19]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _shorten_number(value: float) -> str:

@@ -26,8 +26,7 @@ def write_html(described: RunDescription, path: str | Path) -> None:
     is replaced atomically.
 
     Args:
-        described: the result of `megablend.describe`. If this was called with
-            `document_lengths=True`, the distribution of lengths is drawn.
+        described: the result of `megablend.describe`.
 
     Raises: ConfigError if matplotlib is not installed, or the path is a folder; CacheError if the
         file cannot be written.
@@ -140,11 +139,9 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
         explanation = "is the first source to begin epoch 1, which reads its tokens again"
         yield f"<p>{escape(repeat.source)} {explanation}, at sample {repeat.sample:,}.</p>"
     for number, chart in enumerate(charts):
-        wide = chart.to_svg(key=f"{name}-{number}-wide", narrow=False)
-        narrow = chart.to_svg(key=f"{name}-{number}-narrow", narrow=True)
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
-        yield f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div></div></figure>'
+        yield f"{chart.to_svg(f'{name}-{number}')}</div></figure>"
     yield from _table(name, split)
     yield "</section>"
 

@@ -64,7 +64,7 @@ def marks(axes: Any) -> list[tuple[float, float]]:
 
 
 def test_requested_and_actual_shares(axes: Any, sources: list[SourceDescription]) -> None:
-    drawings.draw_requested(sources, axes, narrow=False)
+    drawings.draw_requested(sources, axes)
     assert bars(axes) == [pytest.approx(each.actual_share) for each in sources]
     assert marks(axes) == [
         (round(each.requested_share, 9), row) for row, each in enumerate(sources)
@@ -73,25 +73,25 @@ def test_requested_and_actual_shares(axes: Any, sources: list[SourceDescription]
 
 
 def test_tokens(axes: Any, sources: list[SourceDescription]) -> None:
-    drawings.draw_tokens(sources, axes, narrow=False)
+    drawings.draw_tokens(sources, axes)
     assert bars(axes) == [each.tokens_read for each in sources]
 
 
 def test_epochs_have_a_line_at_one(axes: Any, sources: list[SourceDescription]) -> None:
-    drawings.draw_epochs(sources, axes, narrow=False)
+    drawings.draw_epochs(sources, axes)
     assert bars(axes) == [each.epochs for each in sources]
     assert set(axes.lines[0].get_xdata()) == {1}
 
 
 def test_means(axes: Any, sources: list[SourceDescription]) -> None:
-    drawings.draw_means(sources, axes, narrow=False)
+    drawings.draw_means(sources, axes)
     assert bars(axes) == [pytest.approx(each.tokens / each.documents) for each in sources]
 
 
 def test_exhaustion_is_from_the_first_to_the_last_sample(
     axes: Any, sources: list[SourceDescription]
 ) -> None:
-    drawings.draw_exhaustion(500, sources, axes, narrow=False)
+    drawings.draw_exhaustion(500, sources, axes)
     assert lines(axes, 0) == [
         [[each.first_sample, i], [each.last_sample, i]] for i, each in enumerate(sources)
     ]
@@ -99,26 +99,6 @@ def test_exhaustion_is_from_the_first_to_the_last_sample(
         (end, row) for row, each in enumerate(sources) for end in each.epoch_ends
     ]
     assert axes.get_xlim() == (0, 500)
-
-
-def test_lengths_are_fractions_by_powers_of_two(
-    axes: Any, sources: list[SourceDescription]
-) -> None:
-    counted = [
-        dataclasses.replace(sources[0], document_lengths=(1, 0, 3)),
-        dataclasses.replace(sources[1], document_lengths=(0, 2)),
-    ]
-    drawings.draw_lengths(counted, axes, narrow=False)
-    assert [line.get_ydata().tolist() for line in map(as_arrays, axes.lines)] == [
-        [0.25, 0, 0.75],
-        [0, 1, 0],
-    ]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]
-
-
-def as_arrays(line: Any) -> Any:
-    line.set_ydata(np.asarray(line.get_ydata()))
-    return line
 
 
 def heights(axes: Any, x: float) -> list[float]:
@@ -146,7 +126,7 @@ def test_bands_of_shares_fill_each_stage(axes: Any, count: int, others: int) -> 
         ),
     )
     split = dataclasses.replace(split, stages=(split.stages[0], second))
-    drawings.draw_shares(split, split.sources, axes, narrow=False)
+    drawings.draw_shares(split, split.sources, axes)
     named = count - others
     for x, shares in ((0, [1 / count] * count), (split.samples, uneven)):
         rest = [sum(shares[named:])] if others else []
