@@ -4,15 +4,15 @@ found, and what was expected."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megablend.config.limited_yaml import Lines
-from megablend.config.model import OLD_KEYS, Config, Warnings
+from megablend.config.model import Config, Warnings
 from megablend.config.other_names import explain_unknown
 from megablend.config.source import Model, Source
 from megablend.config.stages import StageSettings, StageSource
@@ -106,19 +106,11 @@ _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
 split, or a stage."""
 
 
-def explain_errors(
-    error: ValidationError, places: Places, data: Mapping[str, Any]
-) -> Iterator[str]:
+def explain_errors(error: ValidationError, places: Places) -> Iterator[str]:
     """Yield a one-line message for each validation error. It contains the place, and the key as it
-    is spelled in the config.
-
-    Args:
-        data: the config before validation.
-    """
-    old_keys = {new: old for old, new in OLD_KEYS.items() if old in data}
+    is spelled in the config."""
     for problem in error.errors():
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
-        location[:1] = [old_keys.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
         if not location:
             location, message = _split_message(message, places)

@@ -67,14 +67,14 @@ def load_config(
         with_ids = with_eods(data, base, place) if "tokenizer" in data else data
         checked = Config.model_validate(with_ids)
     except ValidationError as error:
-        raise ConfigError(_join_problems(error, place, data)) from None
+        raise ConfigError(_join_problems(error, place)) from None
     return make_paths_absolute(checked, base, place)
 
 
-def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
+def _join_problems(error: ValidationError, place: Places) -> str:
     """Return a line for each of the first errors in a config, and a line with the number of the
     others."""
-    lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
+    lines = list(islice(explain_errors(error, place), MAX_PROBLEMS))
     more = error.error_count() - len(lines)
     if more > 0:
         lines.append(f"{place.name}: {more:,} more problem{'s' * (more > 1)}; fix these first")

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from megablend.config.other_names import explain_mapping
 from megablend.config.source import Model, Source
@@ -114,7 +114,9 @@ class Settings(Model):
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """Number of independent streams (K), comparable to MosaicML's num_canonical_nodes. It should be
     a multiple of micro batch x data-parallel size (x loader workers)."""
-    shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
+    shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = Field(
+        64, validation_alias=AliasChoices("shuffle_window", *OLD_KEYS)
+    )
     """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """One list of sources, which is divided into the splits, or a list for each of train, valid and
@@ -173,19 +175,6 @@ class Settings(Model):
     """Maximum length of a line (or of a text in a table). The default is 64 MiB, or 16 MiB for
     tokenizers that only the `tokenizers` library knows, since it needs 117 bytes of memory for each
     byte."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_old_keys(cls, data: Any) -> Any:
-        """Accept the key names of release 0.1.0."""
-        if not isinstance(data, Mapping) or OLD_KEYS.keys().isdisjoint(data):
-            return data
-        for old, new in OLD_KEYS.items():
-            if old in data and new in data:
-                raise ValueError(
-                    f"{old}: duplicate key: {old} is the old name of {new}; remove {old}"
-                )
-        return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
     @field_validator("sources", mode="before")
     @classmethod
