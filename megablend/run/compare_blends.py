@@ -40,6 +40,8 @@ def find_change(before: Blend, after: Blend) -> str | None:
     if before == after:
         return None
     what, old, new = next(row for row in compare_blends(before, after) if row[1] != row[2])
+    if what == "schedule":
+        old, new = before.schedule, after.schedule
     if old == _PRESENT:
         return f"{what} was removed"
     return f"{what} was added" if new == _PRESENT else f"{what} was {old} and is now {new}"

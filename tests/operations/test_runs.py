@@ -167,7 +167,7 @@ def test_a_state_of_another_index_or_plan_is_refused(
     dataset = megablend.open(newer)
     with pytest.raises(
         megablend.StateError,
-        match=rf"with {state['index']}, but this dataset reads {digest}; .*open\(config, state",
+        match=rf"of index {state['index']}, but .* of index {digest}; .*open\(config, state",
     ):
         dataset.load_state_dict(state)
     assert dataset.consumed_samples == 0

@@ -401,7 +401,8 @@ def test_a_state_of_another_run(bench: Run) -> None:
     bench.change({"run": "index", "seed": None})
     bench.build()
     with pytest.raises(
-        MegablendError, match=r"open the state's index with megablend\.open\(config, state=state\)"
+        MegablendError,
+        match=r"index .*; open the dataset with megablend\.open\(config, state=state\)",
     ):
         megablend.open(str(bench.path)).load_state_dict(state)
     assert megablend.open(str(bench.path), state=state)[0]["tokens"].tolist() == bench.tokens[0]
