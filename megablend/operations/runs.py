@@ -205,7 +205,7 @@ def compile_committed(
         replaced: the snapshots of committed stages that are not in `ledger` because these stages
             are planned again.
         keep: store the computed split ranges in the cache.
-        batch: see `request_stages`.
+        batch: see `compile_split`.
 
     Raises: PlanError; CacheError.
     """

@@ -8,8 +8,9 @@ it requests other samples than those that were committed; the error names the di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -18,17 +19,31 @@ import numpy.typing as npt
 from megablend.blend.allocate import cycles_per_run
 from megablend.blend.epochs import ReadBefore
 from megablend.blend.interleavings.registry import find_interleaving
-from megablend.blend.schedule import Schedule, make_schedule
+from megablend.blend.schedule import MIN_STEPS, Schedule, make_schedule
 from megablend.config import Config, Source
 from megablend.config.runtime import Runtime
+from megablend.config.stages import StageSettings
 from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.blocks.block_store import BlockStore
 from megablend.lazy import cached_property
-from megablend.run.config_stages import Drain, RequestedSchedule, RequestedStage, request_stages
+from megablend.run.config_stages import (
+    Drain,
+    RequestedSchedule,
+    RequestedStage,
+    depends_on_read,
+    explain_empty,
+    find_cut,
+    find_given_length,
+    naming,
+    request_one_pass,
+    request_stage,
+    request_top_level,
+    round_to_lanes,
+)
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_format import PLAN_VERSION
 from megablend.run.links import Link
-from megablend.run.plan_stages import count_before, plan_stages, samples_of_one_pass
+from megablend.run.plan_stages import count_before, plan_stages
 from megablend.run.run import Run
 from megablend.run.source_blocks import SplitData
 from megablend.run.split_data import SplitSources, find_requested
@@ -150,7 +165,9 @@ def compile_split(
     Args:
         committed: the ledger of the run's train, whose plan version and cycles are kept.
         links: the chain that train is committed to, if `committed` is not given.
-        batch: `--batch` of an amendment; see `request_stages`.
+        batch: `--batch`, given only if the run is being amended. The length of samples then
+            changes only at a multiple of `batch`: the length of a drain is chosen to fit, and
+            `drain` in the config must agree with it.
 
     Raises: PlanError if the split has no sources, or the blend is not possible; ConfigError for
         an unknown interleaving.
@@ -171,10 +188,11 @@ def compile_split(
         sources=tuple(sources.values()),
         data=find_requested(config, split, store, is_built=committed is not None),
         promised=promised,
-        links=promised.links if promised else tuple(links),
+        links=promised.links if promised else links,
+        batch=batch,
     )
-    stages = compiler.request(batch)
-    ledger = compiler.make_ledger(stages)
+    compiler.request()
+    ledger = compiler.make_ledger()
     if committed is not None:
         ledger = ledger.in_version(committed.plan_version)
     if promised is not None:
@@ -185,14 +203,14 @@ def compile_split(
         sources=compiler.sources,
         store=store,
         data=compiler.data,
-        stages=stages,
+        stages=tuple(compiler.stages),
         ledger=ledger,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Compiler:
-    """Finds what is requested of a split; see `compile_split`."""
+    """Finds what is requested of a split, stage by stage."""
 
     config: Config
     split: str
@@ -201,18 +219,154 @@ class _Compiler:
     promised: Ledger | None
     """The committed ledger of train; None for other splits."""
     links: Sequence[Link]
+    """What the run is committed to. If an amendment cut a stage, the next one begins there, whether
+    or not the config says so (`from`)."""
+    batch: int | None
+    """See `compile_split`."""
+    stages: list[RequestedStage] = field(default_factory=list)
+    """The stages so far."""
+    start: int = 0
+    """Number of the sample at which the next stage begins."""
+    tokens_before: int = 0
+    """Tokens of the samples before `start`, without extra ones."""
 
-    def request(self, batch: int | None) -> tuple[RequestedStage, ...]:
-        """List the stages that the config requests. Raises: PlanError if they are not possible."""
-        tokens = [each.tokens for each in self.data.snapshots]
-        if self.config.is_blended(self.split):
-            return request_stages(
-                self.config, self.split, tokens, self.links, self._count_read, batch
+    def request(self) -> None:
+        """Request all stages: those that the config lists for train, and one for other splits.
+        Raises: PlanError, naming the stage, if its shares or its end are not possible."""
+        config = self.config
+        tokens = self.data.snapshots[0].tokens
+        if not config.is_blended(self.split):
+            self.stages.append(request_one_pass(config, self.split, tokens))
+        elif self.split != "train" or not config.stages:
+            self.stages.append(request_stage(config, self.split, tokens, 0, 0))
+        else:
+            for listed in zip(
+                config.stages, config.stage_configs, [*config.stages[1:], None], strict=True
+            ):
+                self._add(*listed)
+
+    def _add(
+        self, settings: StageSettings, stage_config: Config, following: StageSettings | None
+    ) -> None:
+        """Request the next stage. `following`: the settings of the stage after it; None for the
+        last one. Raises: PlanError, naming the stage."""
+        place = f"stages[{len(self.stages)}]"
+        tokens = self.data.snapshots[stage_config.snapshot].tokens
+        cut = None
+        with naming(place):
+            drain, read = self._find_begin(settings, stage_config)
+            first = self.start if read is None else read.first_sample
+            if read is not None:  # a drain, if any, has samples of the previous length
+                previous = self.stages[-1].config.sequence_length
+                self.tokens_before += (first - self.start) * previous
+            length = self._find_length(settings, stage_config, first, is_last=following is None)
+        if following is not None:
+            with naming(f"stages[{len(self.stages) + 1}]"):
+                cut = find_cut(following, first, first + length, self.links)
+            with naming(place):
+                length = round_to_lanes(
+                    length, settings, stage_config.lanes, first, self.links, is_cut=cut is not None
+                )
+        with naming(place):
+            stage_config = stage_config.model_copy(update={"samples": length})
+            stage = replace(
+                request_stage(stage_config, "train", tokens, self.start, first, read),
+                drain=None if read is None else read.drain,
+                whole_epochs=bool(drain.whole_epochs) if read is None else read.whole_epochs,
+                schedule=self._find_schedule(settings, stage_config, length),
+                cut=cut,
             )
-        return (_request_one_pass(self.config, self.split, tokens[0]),)
+        self.stages.append(stage)
+        self.start = stage.stop
+        self.tokens_before += (stage.stop - first) * stage_config.sequence_length
 
-    def make_ledger(self, stages: Sequence[RequestedStage]) -> Ledger:
-        """Make the ledger that commits to exactly these stages, with the newest plan version."""
+    def _find_begin(
+        self, settings: StageSettings, stage_config: Config
+    ) -> tuple[Drain, ReadBefore | None]:
+        """Return the drain before the next stage, and what has been read by its end, or None if
+        nothing depends on that. Raises: PlanError if the config sets a different length for the
+        drain."""
+        drain = self._find_drain(settings, stage_config)
+        is_new = drain.whole_epochs is None
+        read = None
+        if drain.samples or depends_on_read(self.stages, stage_config, is_new=is_new):
+            read = self._count_read(stage_config, drain)
+        length = None if read is None else read.drain
+        if self.batch and settings.drain not in (None, length):
+            expected = (
+                "no `drain`"
+                if length is None
+                else f"{length:,} (or another `--batch`), or no `drain`"
+            )
+            raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
+        return drain, read
+
+    def _find_drain(self, settings: StageSettings, stage_config: Config) -> Drain:
+        """Return the drain before the next stage, with the length that was committed or that the
+        config sets; for a new stage of a built run, the length is still to be chosen.
+
+        Raises: PlanError if the config differs from what the run is committed to.
+        """
+        start = self.start
+        if not self.links or (
+            start >= self.links[-1].stop and settings.drain is not None and self.batch is None
+        ):
+            return Drain(settings.drain)
+        if start >= self.links[-1].stop:
+            lanes = [self.stages[-1].config.lanes] if self.stages else []
+            return Drain(None, math.lcm(stage_config.lanes, self.batch or 1, *lanes))
+        starts = [0, *(link.stop for link in self.links)]
+        link = next(
+            (link for begin, link in zip(starts, self.links, strict=False) if begin == start), None
+        )
+        committed = None if link is None else link.drain
+        if settings.drain not in (None, committed):
+            expected = (
+                "no `drain`" if committed is None else f"{committed:,}, as the run was amended"
+            )
+            raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
+        return Drain(committed, whole_epochs=link is not None and link.whole_epochs)
+
+    def _find_length(
+        self, settings: StageSettings, stage_config: Config, first: int, *, is_last: bool
+    ) -> int:
+        """Return the number of samples of the next stage, counted from its first one, before
+        cutting and rounding. Raises: PlanError if there are none."""
+        tokens = self.data.snapshots[stage_config.snapshot].tokens
+        length = find_given_length(
+            self.config,
+            settings,
+            stage_config.sequence_length,
+            first,
+            self.tokens_before,
+            sum(tokens),
+            is_last=is_last,
+        )
+        if length is None:  # the amounts of the sources decide
+            length = request_stage(stage_config, "train", tokens, self.start, first).end - first
+        if length < 1:
+            raise PlanError(explain_empty(self.start, first, first + length))
+        return length
+
+    def _find_schedule(
+        self, settings: StageSettings, stage_config: Config, length: int
+    ) -> RequestedSchedule | None:
+        """Return the schedule of the next stage, whose shares begin at those of the previous stage,
+        or of the top level if it is the first one. Raises: PlanError if the stage is too short."""
+        if settings.schedule is None:
+            return None
+        cycle = stage_config.lanes * stage_config.shuffle_window
+        if length // cycle < MIN_STEPS:
+            raise PlanError(
+                f"schedule: the stage from sample {self.start:,} on has {length:,} samples, fewer than two cycles of {cycle:,} "
+                "samples (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out `schedule`"
+            )
+        tokens = self.data.snapshots[stage_config.snapshot].tokens
+        before = self.stages[-1] if self.stages else request_top_level(self.config, tokens, length)
+        return RequestedSchedule(settings.schedule, settings.steps, before.weights)
+
+    def make_ledger(self) -> Ledger:
+        """Make the ledger that commits to exactly the stages so far, with the newest plan version."""
         made = (
             Stage(
                 end=stage.end,
@@ -222,16 +376,14 @@ class _Compiler:
                 drain=stage.drain,
                 whole_epochs=stage.whole_epochs,
             )
-            for stage in stages
+            for stage in self.stages
         )
         return Ledger(run=self.config.run, stages=tuple(made))
 
-    def _count_read(
-        self, stages: Sequence[RequestedStage], following: Config, drain: Drain
-    ) -> ReadBefore:
-        """Count what stages, and a drain after them, read before the next stage, which has the
-        settings `following`."""
-        ledger = self.make_ledger(stages).with_links(self.links)
+    def _count_read(self, following: Config, drain: Drain) -> ReadBefore:
+        """Count what the stages so far, and a drain after them, read before the next stage, which
+        has the settings `following`."""
+        ledger = self.make_ledger().with_links(self.links)
         if self.promised is not None and (drain.samples, drain.unit) != (None, None):
             # The rest that a cut leaves, and so a drain, depends on the version and cycles of the
             # run
@@ -257,7 +409,7 @@ class _Compiler:
             ledger.stages,
             self.data.tokens_by_index,
             self.data.blocks,
-            stages[-1].stop,
+            self.start,
             next_stage,
             drain.unit,
             is_new=is_new,
@@ -316,29 +468,8 @@ def _make_schedule(
         cycle=stage.config.lanes * stage.config.shuffle_window,
         longest=max(cycles),
     )
-    assert schedule is not None  # `request_stages` refuses stages that are too short
+    assert schedule is not None  # `_find_schedule` refuses stages that are too short
     return schedule
-
-
-def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
-    """Make the only stage of a split that is one pass over its sources.
-    Raises: PlanError if the stage has no samples."""
-    extra = int(config.add_extra_token_to_sequence)
-    num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
-    if num_samples == 0:
-        remedy = (
-            "add data to its sources"
-            if config.listed_by_split
-            else "give it a larger share in `split`"
-        )
-        where = " in each of its sources" if sum(tokens) >= config.sequence_length + extra else ""
-        raise PlanError(
-            f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens{where} ({sum(tokens):,} tokens "
-            f"in all): {remedy}"
-        )
-    return RequestedStage(
-        config=config, weights=(), requested=(), start=0, end=num_samples, first=0
-    )
 
 
 def _choose_cycles(stage: RequestedStage, parts: npt.NDArray[np.void]) -> list[int]:

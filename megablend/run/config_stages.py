@@ -3,20 +3,19 @@ samples at which they begin and end."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from megablend.blend.epochs import ReadBefore
-from megablend.blend.schedule import MIN_STEPS
 from megablend.blend.shares import shares_of
 from megablend.config import Config
 from megablend.config.stages import StageSettings
 from megablend.errors import PlanError
 from megablend.run.links import Link
+from megablend.run.plan_stages import samples_of_one_pass
 
 
 class RequestedSchedule(NamedTuple):
@@ -27,11 +26,6 @@ class RequestedSchedule(NamedTuple):
     """Maximum number of steps of the schedule."""
     start: tuple[Fraction, ...]
     """[num_sources], sum 1: the shares of the previous stage, from which the shares change."""
-
-
-CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
-"""A function that counts what stages, and a drain after them, read before the next stage, given its
-settings."""
 
 
 class Drain(NamedTuple):
@@ -85,164 +79,8 @@ class RequestedStage:
         return self.end if self.cut is None else self.cut
 
 
-def request_stages(
-    config: Config,
-    split: str,
-    by_snapshot: Sequence[Sequence[int]],
-    links: Sequence[Link],
-    count_read: CountRead,
-    batch: int | None = None,
-) -> tuple[RequestedStage, ...]:
-    """Return the stages of a blended split: those that the config lists for train, and one for
-    other splits.
-
-    Args:
-        by_snapshot: tokens of each source in this split, including end-of-document tokens, in each
-            snapshot of the run.
-        links: what the run is committed to. If an amendment cut a stage, the next one begins
-            there, whether or not the config says so (`from`).
-        batch: given only if the run is being amended. The length of samples then changes only at a
-            multiple of `batch`: the length of a drain is chosen to fit, and `drain` in the config
-            must agree with it.
-
-    Raises: PlanError, naming the stage, if its shares or its end are not possible.
-    """
-    if split != "train" or not config.stages:
-        return (_request_stage(config, split, by_snapshot[0], 0, 0),)
-    requester = _Requester(config, by_snapshot, links, count_read, batch)
-    followers = [*config.stages[1:], None]
-    for settings, stage_config, following in zip(
-        config.stages, config.stage_configs, followers, strict=True
-    ):
-        requester.add(settings, stage_config, following)
-    return tuple(requester.stages)
-
-
-class _Requester:
-    """Requests the stages of train one after another; see `request_stages` for the arguments.
-
-    Attributes:
-        stages: the stages so far.
-        start: number of the sample at which the next stage begins.
-        tokens_before: tokens of the samples before `start`, without extra ones.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        by_snapshot: Sequence[Sequence[int]],
-        links: Sequence[Link],
-        count_read: CountRead,
-        batch: int | None,
-    ) -> None:
-        self.stages = list[RequestedStage]()
-        self.start = 0
-        self.tokens_before = 0
-        self._config = config
-        self._by_snapshot = by_snapshot
-        self._links = links
-        self._count_read = count_read
-        self._batch = batch
-
-    def add(
-        self, settings: StageSettings, stage_config: Config, following: StageSettings | None
-    ) -> None:
-        """Request the next stage. `following`: the settings of the stage after it; None for the
-        last one. Raises: PlanError, naming the stage."""
-        place = f"stages[{len(self.stages)}]"
-        tokens = self._by_snapshot[stage_config.snapshot]
-        cut = None
-        with _naming(place):
-            drain, read = self._find_begin(settings, stage_config)
-            first = self.start if read is None else read.first_sample
-            if read is not None:  # a drain, if any, has samples of the previous length
-                previous = self.stages[-1].config.sequence_length
-                self.tokens_before += (first - self.start) * previous
-            length = self._find_length(settings, stage_config, first, is_last=following is None)
-        if following is not None:
-            with _naming(f"stages[{len(self.stages) + 1}]"):
-                cut = _find_cut(following, first, first + length, self._links)
-            with _naming(place):
-                length = _round_to_lanes(
-                    length, settings, stage_config.lanes, first, self._links, is_cut=cut is not None
-                )
-        with _naming(place):
-            stage_config = stage_config.model_copy(update={"samples": length})
-            stage = replace(
-                _request_stage(stage_config, "train", tokens, self.start, first, read),
-                drain=None if read is None else read.drain,
-                whole_epochs=bool(drain.whole_epochs) if read is None else read.whole_epochs,
-                schedule=self._find_schedule(settings, stage_config, length),
-                cut=cut,
-            )
-        self.stages.append(stage)
-        self.start = stage.stop
-        self.tokens_before += (stage.stop - first) * stage_config.sequence_length
-
-    def _find_begin(
-        self, settings: StageSettings, stage_config: Config
-    ) -> tuple[Drain, ReadBefore | None]:
-        """Return the drain before the next stage, and what has been read by its end, or None if
-        nothing depends on that. Raises: PlanError if the config sets a different length for the
-        drain."""
-        drain = _find_drain(settings, self.stages, stage_config, self._links, self._batch)
-        is_new = drain.whole_epochs is None
-        read = None
-        if drain.samples or _depends_on_read(self.stages, stage_config, is_new=is_new):
-            read = self._count_read(self.stages, stage_config, drain)
-        length = None if read is None else read.drain
-        if self._batch and settings.drain not in (None, length):
-            expected = (
-                "no `drain`"
-                if length is None
-                else f"{length:,} (or another `--batch`), or no `drain`"
-            )
-            raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
-        return drain, read
-
-    def _find_length(
-        self, settings: StageSettings, stage_config: Config, first: int, *, is_last: bool
-    ) -> int:
-        """Return the number of samples of the next stage, counted from its first one, before
-        cutting and rounding. Raises: PlanError if there are none."""
-        tokens = self._by_snapshot[stage_config.snapshot]
-        length = _find_given_length(
-            self._config,
-            settings,
-            stage_config.sequence_length,
-            first,
-            self.tokens_before,
-            sum(tokens),
-            is_last=is_last,
-        )
-        if length is None:  # the amounts of the sources decide
-            length = _request_stage(stage_config, "train", tokens, self.start, first).end - first
-        if length < 1:
-            raise PlanError(_explain_empty(self.start, first, first + length))
-        return length
-
-    def _find_schedule(
-        self, settings: StageSettings, stage_config: Config, length: int
-    ) -> RequestedSchedule | None:
-        """Return the schedule of the next stage, whose shares begin at those of the previous stage,
-        or of the top level if it is the first one. Raises: PlanError if the stage is too short."""
-        if settings.schedule is None:
-            return None
-        cycle = stage_config.lanes * stage_config.shuffle_window
-        if length // cycle < MIN_STEPS:
-            raise PlanError(
-                f"schedule: the stage from sample {self.start:,} on has {length:,} samples, fewer than two cycles of {cycle:,} "
-                "samples (lanes x shuffle_window), so it cannot have steps; let the stage end later, or leave out `schedule`"
-            )
-        tokens = self._by_snapshot[stage_config.snapshot]
-        before = (
-            self.stages[-1] if self.stages else _request_top_level(self._config, tokens, length)
-        )
-        return RequestedSchedule(settings.schedule, settings.steps, before.weights)
-
-
 @contextmanager
-def _naming(place: str) -> Iterator[None]:
+def naming(place: str) -> Iterator[None]:
     """Prefix the messages of errors with a place in the config."""
     try:
         yield
@@ -250,7 +88,7 @@ def _naming(place: str) -> Iterator[None]:
         raise PlanError(f"{place}: {error}") from None
 
 
-def _depends_on_read(
+def depends_on_read(
     stages: Sequence[RequestedStage], stage_config: Config, *, is_new: bool
 ) -> bool:
     """Return whether a stage depends on what earlier stages have read: its shares, its first sample
@@ -267,34 +105,7 @@ def _depends_on_read(
     return may_drain and any(stage.cut is not None for stage in stages)
 
 
-def _find_drain(
-    settings: StageSettings,
-    stages: Sequence[RequestedStage],
-    stage_config: Config,
-    links: Sequence[Link],
-    batch: int | None,
-) -> Drain:
-    """Return the drain before a stage, with the length that was committed or that the config sets;
-    for a new stage of a built run, the length is still to be chosen.
-
-    Raises: PlanError if the config differs from what the run is committed to.
-    """
-    start = stages[-1].stop if stages else 0
-    if not links or (start >= links[-1].stop and settings.drain is not None and batch is None):
-        return Drain(settings.drain)
-    if start >= links[-1].stop:
-        lanes = [stages[-1].config.lanes] if stages else []
-        return Drain(None, math.lcm(stage_config.lanes, batch or 1, *lanes))
-    starts = [0, *(link.stop for link in links)]
-    link = next((link for begin, link in zip(starts, links, strict=False) if begin == start), None)
-    committed = None if link is None else link.drain
-    if settings.drain not in (None, committed):
-        expected = "no `drain`" if committed is None else f"{committed:,}, as the run was amended"
-        raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
-    return Drain(committed, whole_epochs=link is not None and link.whole_epochs)
-
-
-def _explain_empty(start: int, first: int, end: int) -> str:
+def explain_empty(start: int, first: int, end: int) -> str:
     """Say why a stage has no samples, and how to give it some."""
     if start == first:
         earlier = ", or begin earlier with `megablend amend CONFIG --at SAMPLE`" if start else ""
@@ -305,7 +116,7 @@ def _explain_empty(start: int, first: int, end: int) -> str:
     )
 
 
-def _request_stage(
+def request_stage(
     config: Config,
     split: str,
     tokens: Sequence[int],
@@ -330,13 +141,34 @@ def _request_stage(
     )
 
 
-def _request_top_level(config: Config, tokens: Sequence[int], samples: int) -> RequestedStage:
+def request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
+    """Make the only stage of a split that is one pass over its sources.
+    Raises: PlanError if the stage has no samples."""
+    extra = int(config.add_extra_token_to_sequence)
+    num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
+    if num_samples == 0:
+        remedy = (
+            "add data to its sources"
+            if config.listed_by_split
+            else "give it a larger share in `split`"
+        )
+        where = " in each of its sources" if sum(tokens) >= config.sequence_length + extra else ""
+        raise PlanError(
+            f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens{where} ({sum(tokens):,} tokens "
+            f"in all): {remedy}"
+        )
+    return RequestedStage(
+        config=config, weights=(), requested=(), start=0, end=num_samples, first=0
+    )
+
+
+def request_top_level(config: Config, tokens: Sequence[int], samples: int) -> RequestedStage:
     """Return the stage of train, with `samples` samples, that the top level describes."""
     changes = {"stages": (), "samples": samples, "tokens": None, "epochs": None}
-    return _request_stage(config.model_copy(update=changes), "train", tokens, 0, 0)
+    return request_stage(config.model_copy(update=changes), "train", tokens, 0, 0)
 
 
-def _find_given_length(
+def find_given_length(
     config: Config,
     settings: StageSettings,
     sequence_length: int,
@@ -372,7 +204,7 @@ def _find_given_length(
     return None
 
 
-def _round_to_lanes(
+def round_to_lanes(
     length: int,
     settings: StageSettings,
     lanes: int,
@@ -400,7 +232,7 @@ def _round_to_lanes(
     return aligned
 
 
-def _find_cut(
+def find_cut(
     next_settings: StageSettings, first: int, end: int, links: Sequence[Link]
 ) -> int | None:
     """Return the sample at which the next stage cuts a stage of samples [first, end). The config

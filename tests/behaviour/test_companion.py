@@ -91,7 +91,7 @@ def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets compiling, and planning several stages, fail from the call on."""
 
     def start() -> None:
-        monkeypatch.setattr(compile, "request_stages", refuse)
+        monkeypatch.setattr(compile._Compiler, "request", refuse)
         monkeypatch.setattr(stage_requests._Planner, "drain_before", refuse)
 
     return start
