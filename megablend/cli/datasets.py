@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from megablend.cli.node import Starts, ask_node, format_gb
+from megablend.cli.node import Starts, ask_node, format_gb, print_compared
 from megablend.cli.options import CommandGroup, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
@@ -197,7 +198,7 @@ def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
     were any.
     """
     found = _ask(mirror, "verify", target=target)
-    finish(found, as_json, _print_verified)
+    finish(found, as_json, partial(print_compared, kind="files"))
     if found["wrong"]:
         sys.exit(3)
 
@@ -403,12 +404,6 @@ def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
         print_line(f"  {node}: {format_gb(owed['missing'])} missing{short}{trouble}")
     for node in want["silent"][:_SHOWN_NODES]:
         print_line(f"  {node}: {'is unreachable' if node in away else 'has not reported yet'}")
-
-
-def _print_verified(found: dict[str, Any]) -> None:
-    """Print the files that were damaged, and how much was compared."""
-    print_lines(found["wrong"], "damaged, and dropped: ")
-    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} files were damaged")
 
 
 def _print_forgotten(found: dict[str, Any]) -> None:

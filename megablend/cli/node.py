@@ -130,7 +130,7 @@ def scrub_command(what: str, as_json: bool) -> None:
     were any.
     """
     found = ask_node(what, "SCRUB")
-    finish(found, as_json, _print_scrubbed)
+    finish(found, as_json, print_compared)
     if found["wrong"]:
         sys.exit(3)
 
@@ -286,7 +286,7 @@ def _print_filled(filled: dict[str, int]) -> None:
         print_line("there is no room for the rest: raise `mirror.size`, or free space")
 
 
-def _print_scrubbed(found: dict[str, Any]) -> None:
-    """Print the blocks that were damaged, and how much was compared."""
+def print_compared(found: dict[str, Any], kind: str = "blocks") -> None:
+    """Print what was damaged, `kind` of things, and how much was compared."""
     print_lines(found["wrong"], "damaged, and dropped: ")
-    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} blocks were damaged")
+    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} {kind} were damaged")

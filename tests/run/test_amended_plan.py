@@ -136,6 +136,7 @@ def check_history(history: History) -> None:
                 *given,
                 None,
             ]
+        assert [plan.nth_sample(source, n) for n in range(1, len(given) + 1)] == given
         beyond = np.arange(max(read, default=0) + 3)
         found = plan.find_samples(np.full(len(beyond), source, np.int32), beyond)
         assert [k >= 0 for k in found] == [ordinal in read for ordinal in beyond]
