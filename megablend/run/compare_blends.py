@@ -41,7 +41,8 @@ def find_change(before: Blend, after: Blend) -> str | None:
         return None
     what, old, new = next(row for row in compare_blends(before, after) if row[1] != row[2])
     if what == "schedule":
-        old, new = before.schedule, after.schedule
+        old = before.schedule
+        new = after.schedule
     if old == _PRESENT:
         return f"{what} was removed"
     return f"{what} was added" if new == _PRESENT else f"{what} was {old} and is now {new}"
