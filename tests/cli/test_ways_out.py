@@ -49,12 +49,6 @@ SITUATIONS = [
         ["its cache ", " does not exist yet; `megablend build "],
     ),
     Situation(
-        "lanes of a short run",
-        BUILT,
-        ["build CONFIG", "describe CONFIG --micro-batch 2"],
-        ["at most 80 suit"],
-    ),
-    Situation(
         "a split for which nobody asked",
         BUILT,
         ["build CONFIG", "describe CONFIG --match a"],
