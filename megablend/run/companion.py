@@ -174,23 +174,20 @@ class _Rows:
     ) -> dict[str, Any]:
         """Return the fields that `shape` names as JSON, with the numbers of rows in place of
         arrays."""
-        values = {name: getattr(record, name) for name in shape}
-        return {
-            name: self._add(value) if name in _ARRAYS and value is not None else value
-            for name, value in values.items()
-        }
+        values = dict[str, Any]()
+        for name in shape:
+            value = getattr(record, name)
+            values[name] = self._add(value) if isinstance(value, np.ndarray) else value
+        return values
 
-    def _add(self, array: Int64s) -> int | list[int]:
+    def _add(self, array: Int64s) -> int | list[Any]:
         """Store an array, int64 [num_sources] or [n, num_sources], and return the numbers of its
         rows."""
         if array.ndim > 1:
-            return [self._number_of(row) for row in array]
-        return self._number_of(array)
-
-    def _number_of(self, row: Int64s) -> int:
-        number = self._numbers.setdefault(row.tobytes(), len(self.rows))
+            return list(map(self._add, array))
+        number = self._numbers.setdefault(array.tobytes(), len(self.rows))
         if number == len(self.rows):
-            self.rows.append(row)
+            self.rows.append(array)
         return number
 
 

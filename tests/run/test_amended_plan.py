@@ -16,8 +16,9 @@ import pytest
 
 from megablend.blend.plan import StagesPlan
 from megablend.blend.progress import find_first_from
+from megablend.errors import PlanError
 from megablend.run.plan_stages import plan_stages
-from megablend.run.stage import Blend, Stage
+from megablend.run.stage import Blend, SourceShare, Stage
 from tests import oracle
 from tests.blend.test_plan import History, draw_blend
 
@@ -231,3 +232,15 @@ def test_a_drain_is_short() -> None:
                 assert drain.stop - drain.start <= most
                 drains += 1
     assert drains > 10
+
+
+def test_a_stage_without_samples_is_refused() -> None:
+    blend = Blend(
+        split="test of 1,0,0",
+        sequence_length=5,
+        add_extra_token_to_sequence=False,
+        sources=(SourceShare(name="a", append_eod=None),),
+    )
+    stage = Stage(end=1, index="f" * 32, blend=blend)
+    with pytest.raises(PlanError, match="stage 0 has no samples; expected at least one"):
+        plan_stages([stage], [4])
