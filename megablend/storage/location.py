@@ -28,6 +28,13 @@ def find_scheme(location: str) -> str:
     return "" if found is None else found[1].lower()
 
 
+def hint_on_bucket(pattern: str) -> str:
+    """Return advice for the end of a message that a pattern matches no file: for an object store,
+    whose bucket may be another one, or empty at another endpoint; "" for other locations."""
+    is_bucket = find_scheme(pattern) in ("s3", "gs", "az")
+    return "; check the bucket, and `endpoint` if it is set" if is_bucket else ""
+
+
 def lower_scheme(location: str) -> str:
     """Return the location with its scheme in lower case. Storages return all locations in this
     form."""

@@ -22,7 +22,7 @@ from megablend.errors import CacheError, DataError
 from megablend.index.build.source_spec import SourceSpec
 from megablend.index.build.split_names import list_doubts
 from megablend.storage.base import Storage
-from megablend.storage.location import find_root, join, make_relative
+from megablend.storage.location import find_root, hint_on_bucket, join, make_relative
 from megablend.storage.parallel_map import parallel_map
 from megablend.text.documents import TextFields
 from megablend.text.parts import MAX_PLACES, Entry, Part
@@ -300,10 +300,10 @@ def _match_patterns(spec: SourceSpec, storage: Storage) -> tuple[list[str], dict
         unreadable |= matches.unreadable
         if not matches.files and not matches.unreadable:
             is_folder = storage.is_folder(pattern)
-            remedy = f"write `{pattern}/*.jsonl`" if is_folder else "correct the path"
-            raise spec.complaint(
-                f"{pattern} {'is a folder' if is_folder else 'matches no file'}; {remedy}"
-            )
+            if is_folder:
+                raise spec.complaint(f"{pattern} is a folder; write `{pattern}/*.jsonl`")
+            hint = hint_on_bucket(pattern) or "; correct the path"
+            raise spec.complaint(f"{pattern} matches no file{hint}")
         for match in matches.files:
             paths.setdefault(match.real, match.path)
     return sorted(paths.values()), unreadable

@@ -1,4 +1,4 @@
-"""Manifests of a few files, made as simply as possible: the twin of `Manifest.of_columns`."""
+"""Manifests of a few files, made as simply as possible: the twin of `Manifest.of_table`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
@@ -10,11 +11,13 @@ from megablend.formats import FORMATS
 from megablend.formats.base import Format
 from megablend.formats.registry import TEXT_SUFFIXES, find_suffix, list_suffixes
 from megablend.index.build.source_spec import SourceSpec
-from megablend.index.build.split_names import describe_table
+from megablend.index.build.split_names import describe_table, is_cached_copy
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found
 
+_SHARD = re.compile(r"-\d{5}-of-\d{5}")
+"""Matches the number of a shard in a file name, as Hugging Face writes it."""
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 """File name endings of MosaicML MDS shards."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
@@ -52,26 +55,35 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     hint = did_you_mean(
         pattern, _possible_data(spec, storage.glob(siblings), suffixes), before="; "
     )
-    if not hint and location.find_scheme(pattern) in ("s3", "gs", "az"):
-        hint = "; check the bucket, and `endpoint` if it is set"
-    raise spec.complaint(f"{pattern} matches no file{hint}")
+    raise spec.complaint(f"{pattern} matches no file{hint or location.hint_on_bucket(pattern)}")
 
 
 def advise_on_folder(folder: str, storage: Storage) -> str:
     """Return advice on which pattern to use for a folder. It suggests the pattern for the supported
     suffix that is most common in the folder."""
     suffixes = list_suffixes()
-    below = location.join(location.escape_wildcards(folder), "**/*")
-    names = storage.glob(below)
-    endings = Counter(filter(None, (find_suffix(name, suffixes) for name in names)))
-    if endings:
-        table = describe_table(folder, names, storage)
-        return table or f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
-    if any(name.endswith(_SHARD_ENDINGS) for name in names):
-        return (
-            "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
-            "and use these"
-        )
+    # First without subfolders, whose files may be many, and other data
+    for pattern in ("*", "**/*"):
+        below = location.join(location.escape_wildcards(folder), pattern)
+        names = storage.glob(below)
+        endings = Counter(filter(None, (find_suffix(name, suffixes) for name in names)))
+        if endings:
+            table = describe_table(folder, names, storage)
+            if table is not None:
+                return table
+            data = [
+                name for name in names if find_suffix(name, suffixes) and not is_cached_copy(name)
+            ]
+            if 0 < len(data) < endings.total():
+                # As `data-*.arrow` of `save_to_disk`, or `json-train.arrow` of `load_dataset`
+                name = location.escape_wildcards(location.get_name(min(data)))
+                return f"specify its files as `{below.removesuffix('*')}{_SHARD.sub('-*', name)}`"
+            return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
+        if any(name.endswith(_SHARD_ENDINGS) for name in names):
+            return (
+                "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
+                "and use these"
+            )
     # Only if there is no data, since datasets are accompanied by .json files
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
         return (

@@ -64,10 +64,16 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
     )
 
 
+def is_cached_copy(path: str) -> bool:
+    """Return whether the name of a file suggests that it contains results that Hugging Face's
+    datasets cached next to the data."""
+    return _CACHE_NAME.fullmatch(location.get_name(path)) is not None
+
+
 def describe_cached_copies(paths: Collection[str]) -> str | None:
     """Return a warning if some files of a source contain results that were computed from its other
     files; otherwise None."""
-    copies = [path for path in paths if _CACHE_NAME.fullmatch(location.get_name(path))]
+    copies = list(filter(is_cached_copy, paths))
     if not copies or len(copies) == len(paths):
         return None
     return (

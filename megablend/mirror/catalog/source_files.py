@@ -7,7 +7,7 @@ import operator
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import compress, islice, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -30,7 +30,13 @@ from megablend.storage.file_table import (
     release_memory,
 )
 from megablend.storage.find import Match
-from megablend.storage.location import find_root, has_wildcard, join, make_relative
+from megablend.storage.location import (
+    find_root,
+    has_wildcard,
+    hint_on_bucket,
+    join,
+    make_relative,
+)
 from megablend.storage.objects.urls import is_web, split_query
 
 _MAX_NAME_BYTES = 100
@@ -93,6 +99,7 @@ def list_files(
         if not len(parts[-1]):
             raise ConfigError(
                 f"{source}: matches no files\ncheck the spelling; the name of a folder must end with `/`"
+                f"{hint_on_bucket(source)}"
             )
     files, texts = _sort(join_tables([make_table([], _COLUMNS), *parts]))
     _check_paths(files, texts)
@@ -179,19 +186,21 @@ def _sort(files: FileTable) -> tuple[FileTable, list[str]]:
     if all(map(operator.lt, texts, islice(texts, 1, None))):
         return files, texts
     order = sorted(range(len(texts)), key=texts.__getitem__)
+    files = files.take(order)
+    texts = [texts[row] for row in order]
+    # If a file was listed twice, its last state counts
     is_kept = np.ones(len(texts), np.bool_)
-    for i, (row, following) in enumerate(pairwise(order)):
-        if texts[row] == texts[following]:
-            # If a file was listed twice, its last state counts
-            is_kept[i] = False
-            first, second = list_texts(files["location"].take([row, following]))
-            if first != second:
-                raise ConfigError(
-                    f"{second}: would have the same path in the dataset as {first}, {texts[row]!r}\n"
-                    f"{_COLLISION_REMEDY}"
-                )
-    rows = np.array(order, np.int64)[is_kept]
-    return files.take(rows), [texts[row] for row in rows.tolist()]
+    is_kept[:-1] = [path != following for path, following in pairwise(texts)]
+    dropped = np.flatnonzero(~is_kept)
+    first = list_texts(files["location"].take(dropped))
+    second = list_texts(files["location"].take(dropped + 1))
+    for row, location, other in zip(dropped.tolist(), first, second, strict=True):
+        if location != other:
+            raise ConfigError(
+                f"{other}: would have the same path in the dataset as {location}, {texts[row]!r}\n"
+                f"{_COLLISION_REMEDY}"
+            )
+    return files.filter(is_kept), list(compress(texts, is_kept))
 
 
 def _check_paths(files: FileTable, texts: Sequence[str]) -> None:
@@ -203,8 +212,9 @@ def _check_paths(files: FileTable, texts: Sequence[str]) -> None:
     is_suspect = find_texts(files["path"], _SUSPECT) | (
         count_bytes(files["path"]) > _MAX_PART_BYTES
     )
-    for row in np.flatnonzero(is_suspect).tolist():
-        _check_path(texts[row], *list_texts(files["location"], row, row + 1))
+    locations = list_texts(files["location"].filter(is_suspect))
+    for path, location in zip(compress(texts, is_suspect), locations, strict=True):
+        _check_path(path, location)
     folders = set[str]()
     inner = {text.rpartition("/")[0] for text in texts}
     while inner:

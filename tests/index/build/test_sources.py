@@ -74,7 +74,7 @@ def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
     write(tmp_path / "books" / "a.arrow", 1)
     with pytest.raises(
         ConfigError,
-        match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\*/\*\.arrow`",
+        match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\.arrow`",
     ):
         list_source(spec(tmp_path, "books"), storage=STORAGE)
 
@@ -296,7 +296,11 @@ def test_what_hugging_face_keeps_next_to_data_is_warned_of(tmp_path: Path) -> No
     assert re.match(
         rf"source 'source': .* match 2 cache files .* \(such as \S*/{cached[0]}.arrow\)", note or ""
     )
+    with pytest.raises(ConfigError, match=r"specify its files as `\S*/d/data-\*\.arrow`"):
+        list_source(spec(tmp_path, "d"), storage=STORAGE)
     (tmp_path / "d/data-00000-of-00001.arrow").rename(tmp_path / "d/json-train.arrow")
+    with pytest.raises(ConfigError, match=r"specify its files as `\S*/d/json-train\.arrow`"):
+        list_source(spec(tmp_path, "d"), storage=STORAGE)
     for pattern in ("d/json-*.arrow", "d/cache-149*.arrow"):
         assert list_source(spec(tmp_path, pattern), storage=STORAGE).note is None
 

@@ -57,6 +57,13 @@ def test_paths_begin_after_what_the_pattern_names(tmp_path: Path) -> None:
         find_paths(tmp_path / "m/*", tmp_path / "nothing*")
 
 
+def test_files_that_two_patterns_match_are_listed_once(tmp_path: Path) -> None:
+    names = [f"{i:05}.bin" for i in range(2_000)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    assert find_paths(tmp_path / "*.bin", tmp_path / "*") == names
+
+
 def test_files_that_are_listed_one_by_one_keep_their_paths(tmp_path: Path) -> None:
     for name in ("1/a.bin", "2/a.bin", "2/b[1].bin"):
         path = tmp_path / name

@@ -133,13 +133,15 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
             break
         blocks.append((data[position - stored : position], decoded))
     if position == len(data) and sum(decoded for _, decoded in blocks) == size:
+        if len(blocks) == 1:
+            return _lz4_raw(*blocks[0])
         # Into one buffer, so that only one block is in memory twice
-        out = bytearray(size)
-        start = 0
+        out = pa.allocate_buffer(size)
+        unwritten = memoryview(out)
         for block, decoded in blocks:
-            out[start : start + decoded] = memoryview(_lz4_raw(block, decoded))
-            start += decoded
-        return memoryview(out)
+            unwritten[:decoded] = memoryview(_lz4_raw(block, decoded))
+            unwritten = unwritten[decoded:]
+        return out
     return _lz4_raw(data, size)
 
 

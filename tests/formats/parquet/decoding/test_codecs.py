@@ -77,14 +77,22 @@ def test_unknown_codecs(codec: int) -> None:
         decompress(codec, memoryview(b""), 0)
 
 
-def test_a_page_of_gzip_takes_its_size_once() -> None:
-    """What zlib and Python allocate meanwhile is little; the output itself is pyarrow's memory."""
-    data = (np.arange(2_000_000) % 977).astype("<i4").tobytes()
-    packed = gzip.compress(data, 1)
+PAGE = (np.arange(2_000_000) % 977).astype("<i4").tobytes()
+EIGHTHS = [PAGE[i : i + 1_000_000] for i in range(0, len(PAGE), 1_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("codec", "packed"),
+    [(2, gzip.compress(PAGE, 1)), (5, hadoop(PAGE)), (5, hadoop(*EIGHTHS))],
+    ids=["gzip", "hadoop", "hadoop-blocks"],
+)
+def test_a_page_takes_its_size_once(codec: int, packed: bytes) -> None:
+    """What codecs and Python allocate meanwhile is little; the output itself is pyarrow's memory."""
+    data = PAGE
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        out = decompress(2, memoryview(packed), len(data))
+        out = decompress(codec, memoryview(packed), len(data))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
