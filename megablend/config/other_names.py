@@ -51,7 +51,7 @@ _SET_ELSEWHERE = {
     "micro_batch_size": "batches are not part of the data: pass `micro_batch_size=` to megablend.Loader",
     "global_batch_size": "the training loop sets it (micro batch x data-parallel size x gradient accumulation "
     "steps); remove the key",
-    "cycle": "it is the old name of `shuffle_window`; remove it",
+    "cycle": "it is the old name of `shuffle_window`; write that instead",
     "tokenizer": "all text sources share the top-level `tokenizer`; to check token ids, set `vocab_size`",
     "token_files": _OF_ALL_TEXT,
     "on_bad_document": _OF_ALL_TEXT,

@@ -155,12 +155,17 @@ def _load(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises: ConfigError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot read the tokenizer: {error.strerror}; correct the path, or set the number itself in the config"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: cannot read the tokenizer ({error}); save it again with `tokenizer.save`"
         ) from error
     if not isinstance(data, dict):
         raise ConfigError(
-            f"{path}: found {type(data).__name__}, expected the object that `tokenizer.save` writes"
+            f"{path}: found {type(data).__name__}, expected the object that `tokenizer.save` writes; set the number itself in "
+            "the config"
         )
     return data

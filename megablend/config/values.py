@@ -39,7 +39,7 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
         number = value if isinstance(value, Fraction) else _read_exact(str(value))
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(
-            f"found {value!r}, expected a finite number from 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT}, or 0: write 50e9 or 1_000"
+            f"found {value!r}, expected a finite number such as 50e9 or 1_000 (0, or from 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT})"
         ) from None
     if number < 0:
         raise ValueError(f"found {value!r}, expected {expected}")

@@ -32,7 +32,11 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
 
 def _read_size(tokenizer: str) -> int:
     """Return the vocabulary size of a tokenizer: its largest id plus one. Raises: ConfigError."""
-    return max(read_ids(Path(tokenizer)).values()) + 1
+    try:
+        ids = read_ids(Path(tokenizer))
+    except ConfigError as error:
+        raise ConfigError(f"vocab_size: {error}") from error
+    return max(ids.values()) + 1
 
 
 def _find_setting(config: Config, source: Source) -> int | str | None:

@@ -13,6 +13,7 @@ Row = tuple[str, Any, Any]
 setting."""
 _PRESENT = "present"
 """The value of a source that a blend has."""
+_SEQUENCE = "sequence of sources"
 _TERMS = OLD_KEYS | {"plan": "plan_version"}
 """The keys that have one name in ledgers and another one in configs: the config's name, by the
 ledger's name."""
@@ -39,7 +40,12 @@ def find_change(before: Blend, after: Blend) -> str | None:
     """Return the first difference between two blends, in words; None if they are the same."""
     if before == after:
         return None
-    what, old, new = next(row for row in compare_blends(before, after) if row[1] != row[2])
+    rows = [*compare_blends(before, after), ("blend", before, after)]
+    changed = [row for row in rows if row[1] != row[2]]
+    # A source that is removed or added changes the shares of the others
+    what, old, new = next((row for row in changed if _PRESENT in row), changed[0])
+    if what == _SEQUENCE:
+        return "the sources are in another order"
     if what == "schedule":
         old = before.schedule
         new = after.schedule
@@ -73,5 +79,5 @@ def _compare_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[R
         else:
             compared += _compare(source_a, source_b, f" of source {name!r}")
     if len(by_name_a) == len(names) == len(by_name_b):
-        compared.append(("sequence of sources", list(by_name_a), list(by_name_b)))
+        compared.append((_SEQUENCE, list(by_name_a), list(by_name_b)))
     return compared

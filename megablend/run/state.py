@@ -124,8 +124,13 @@ class State:
                 "amend CONFIG --state FILE`)"
             )
         reads_other = self.reads_other(indices)
-        is_cut_off = consumed > stages[-1].stop and self.plan != stages[-1].digest
-        if is_cut_off or (parting.is_end and reads_other) or not parting.agrees_before(consumed):
+        is_past_end = consumed > stages[-1].stop
+        if is_past_end and self.plan == stages[-1].digest and not reads_other:
+            raise StateError(
+                f"the state is at sample {consumed:,}, but run {self.run!r} ends at sample {stages[-1].stop:,}: "
+                "consumed_samples was edited; load another checkpoint"
+            )
+        if is_past_end or (parting.is_end and reads_other) or not parting.agrees_before(consumed):
             remedy = "open the dataset with megablend.open(config, state=state) and the config that the run was built with"
             where = ""
             if parting.sample and not parting.is_end:

@@ -36,6 +36,6 @@ def test_the_old_names_of_config_keys_and_orders_are_accepted(tmp_path: Path) ->
         load_config(path)
     with pytest.raises(
         ConfigError,
-        match="cycle: unknown key; it is the old name of `shuffle_window`; remove it",
+        match="cycle: unknown key; it is the old name of `shuffle_window`; write that instead",
     ):
         load_config(old | {"shuffle_window": 5})

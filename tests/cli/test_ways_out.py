@@ -132,7 +132,7 @@ SITUATIONS = [
         "a length with a unit",
         {"samples": None, "tokens": "50B"},
         ["build CONFIG"],
-        ["write 50e9 or 1_000"],
+        ["such as 50e9 or 1_000"],
     ),
 ]
 
@@ -256,6 +256,6 @@ def test_a_state_past_the_end_of_its_own_plan_is_told_apart_from_another_plan(
     changed = State.from_dict(dataset.state_dict()).to_dict() | {"consumed_samples": 41}
     with pytest.raises(
         StateError,
-        match="consumed_samples is 41; expected 0 to 40, the samples of this run",
+        match="the state is at sample 41, but run 'default' ends at sample 40:",
     ):
         dataset.load_state_dict(changed)

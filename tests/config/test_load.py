@@ -213,14 +213,14 @@ BAD = [
         "tokens: 50B",
         5,
         "tokens",
-        "found '50B', expected a finite number from 1e-100 to 1e100, or 0: write 50e9 or 1_000",
+        "found '50B', expected a finite number such as 50e9 or 1_000 (0, or from 1e-100 to 1e100)",
     ),
     (
         "samples: 9000",
         "tokens: /shared/tokens",
         5,
         "tokens",
-        "write 50e9 or 1_000; the folder for token files is `token_files`",
+        "1e100); the folder for token files is `token_files`",
     ),
     (
         "samples: 9000",
@@ -686,5 +686,7 @@ def test_the_message_on_a_number_out_of_range_has_the_range(weight: float | str)
         "samples": 8,
         "sources": [{"name": "a", "path": "a.parquet", "weight": weight}],
     }
-    with pytest.raises(ConfigError, match="expected a finite number from 1e-100 to 1e100, or 0"):
+    with pytest.raises(
+        ConfigError, match=r"expected a finite number .* \(0, or from 1e-100 to 1e100\)"
+    ):
         load_config(config)

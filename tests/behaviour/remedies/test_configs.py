@@ -109,7 +109,7 @@ test_settings = table(
           r"stages\[2\]: source 'books' was withdrawn in stages\[1\]; remove it here",
           listed(WEB, CODE, READ, stages=WITHDRAWN)),
     fault("an old name", {"cycle": 4, "shuffle_window": 4},
-          "cycle: unknown key; it is the old name of `shuffle_window`; remove it", {"cycle": None}),
+          "cycle: unknown key; it is the old name of `shuffle_window`; write that instead", {"cycle": None}),
     fault("two kinds of masks", {"inter_document_masking": True, "create_attention_mask": True},
           "inter_document_masking: provides cu_seqlens instead of an attention mask; set `create_attention_mask: false`",
           {"create_attention_mask": False}),
