@@ -471,6 +471,20 @@ def test_a_schedule_changes_shares_in_steps(tmp_path: Path, kind: str) -> None:
         megablend.build(config | {"stages": [*shorter, stages[2]]})
 
 
+def test_a_step_is_long_enough_for_the_source_with_the_longest_period(tmp_path: Path) -> None:
+    shares = {name: {"weight": weight} for name, weight in (("s0", 9), ("s1", 4), ("s2", 1))}
+    stages = [{"samples": 64}, {"samples": 2112, "schedule": "linear", "sources": shares}]
+    config = config_of(
+        tmp_path, stages=stages, order="document", sequence_length=64, shuffle_window=1
+    )
+    blend = megablend.build(config).ledger.stages[1].blend
+    cycles = [source.cycles or 1 for source in blend.sources]
+    assert blend.schedule is not None
+    assert min(cycles) < max(cycles)
+    num_steps = len(blend.schedule.ends)
+    assert num_steps == 2048 // blend.schedule.cycle // (4 * max(cycles)) > 2
+
+
 def test_a_stage_too_short_for_steps_is_refused(tmp_path: Path) -> None:
     stages = [
         {"samples": 64},
