@@ -91,23 +91,36 @@ def read_ids(tokenizer: Path) -> dict[str, int]:
 
     Raises: ConfigError if the file cannot be read, or is not a tokenizer.
     """
+    added, vocab = _read_tokens(tokenizer)
+    # Of two ids of a text, `token_to_id` of Hugging Face's library returns that of the added token
+    return added | vocab | added
+
+
+def read_vocab_size(tokenizer: Path) -> int:
+    """Return the vocabulary size of a tokenizer: its largest id, including added tokens, plus one.
+    Raises: see `read_ids`."""
+    added, vocab = _read_tokens(tokenizer)
+    return max([*added.values(), *vocab.values()]) + 1
+
+
+def _read_tokens(tokenizer: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the ids of a tokenizer's added tokens, and of its model's vocabulary, by their texts.
+    Raises: see `read_ids`."""
     data = _load(tokenizer)
     try:
         vocab = data["model"]["vocab"]
         if isinstance(vocab, list):  # pairs of a token and its score
             vocab = {token: number for number, (token, *_) in enumerate(vocab)}
-        ids: dict[str, int] = {
-            each["content"]: each["id"] for each in data.get("added_tokens") or ()
-        } | vocab
-        largest = max(ids.values())
+        added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
+        largest = max([*added.values(), *vocab.values()])
         if not isinstance(largest, int) or largest < 0:
             raise TypeError(f"the largest token id is {largest!r}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{tokenizer}: is not a tokenizer.json ({type(error).__name__}: {error}); save it again with `tokenizer.save`, or "
             "set the number itself in the config"
         ) from error
-    return ids
+    return added, vocab
 
 
 def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from megablend.config import Config, Source
-from megablend.config.tokenizer_file import find_tokenizer, read_ids
+from megablend.config.tokenizer_file import find_tokenizer, read_vocab_size
 from megablend.errors import ConfigError
 
 
@@ -31,12 +31,11 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
 
 
 def _read_size(tokenizer: str) -> int:
-    """Return the vocabulary size of a tokenizer: its largest id plus one. Raises: ConfigError."""
+    """Return the vocabulary size of a tokenizer. Raises: ConfigError, naming the key."""
     try:
-        ids = read_ids(Path(tokenizer))
+        return read_vocab_size(Path(tokenizer))
     except ConfigError as error:
         raise ConfigError(f"vocab_size: {error}") from error
-    return max(ids.values()) + 1
 
 
 def _find_setting(config: Config, source: Source) -> int | str | None:

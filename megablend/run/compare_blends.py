@@ -40,6 +40,7 @@ def find_change(before: Blend, after: Blend) -> str | None:
     """Return the first difference between two blends, in words; None if they are the same."""
     if before == after:
         return None
+    # The last row is for a field that no record of a blend has
     rows = [*compare_blends(before, after), ("blend", before, after)]
     changed = [row for row in rows if row[1] != row[2]]
     # A source that is removed or added changes the shares of the others

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megablend.config import load_config
-from megablend.config.tokenizer_file import find_tokenizer, read_ids
+from megablend.config.tokenizer_file import find_tokenizer, read_ids, read_vocab_size
 from megablend.errors import ConfigError
 
 TOKENIZER = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 7, "content": "</s>"}]}
@@ -72,6 +72,14 @@ def test_append_eod_may_be_the_text_of_a_token(tmp_path: Path, text: str, number
     write(tmp_path / "t")
     (source,) = load_config(config(tmp_path, append_eod=text)).sources["train"]
     assert source.append_eod == number
+
+
+def test_an_added_token_counts_and_not_the_entry_of_the_vocabulary(tmp_path: Path) -> None:
+    path = write(tmp_path / "t") / "tokenizer.json"
+    path.write_text(json.dumps(TOKENIZER | {"model": {"vocab": {"</s>": 9, "a": 0}}}))
+    (source,) = load_config(config(tmp_path, append_eod="</s>")).sources["train"]
+    assert source.append_eod == read_ids(path)["</s>"] == 7  # as tokenizers' `token_to_id`
+    assert read_vocab_size(path) == 10
 
 
 def test_what_is_wrong_with_the_token(tmp_path: Path) -> None:
