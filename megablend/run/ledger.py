@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 
@@ -31,6 +31,12 @@ class Ledger:
     skips: int | None = dataclasses.field(default=None, compare=False)
     """Number of skipped ranges of samples according to the ledger's record. None if the record does
     not contain the number, or if the ledger was not loaded."""
+    stored_digests: InitVar[tuple[str, ...] | None] = None
+    """`digests`, if they are known and need not be computed."""
+
+    def __post_init__(self, stored_digests: tuple[str, ...] | None) -> None:
+        if stored_digests is not None:
+            object.__setattr__(self, "digests", stored_digests)
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -216,9 +216,8 @@ def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
             stages=tuple(stages),
             request=request if isinstance(request, str) else None,
             skips=skips,
+            stored_digests=None if skips is None else tuple(map(str, digests)),
         )
-        if skips is not None:
-            vars(ledger)["digests"] = tuple(map(str, digests))
         is_intact = list(ledger.digests) == digests and len(digests) == len(stages) > 0
         start = 0
         for stage in stages:
