@@ -15,7 +15,7 @@ from megablend.mirror.node.source_reads import SourceReader, make_key
 from megablend.storage.base import FileStat, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.find import Found
-from megablend.storage.location import escape_wildcards
+from megablend.storage.location import escape_wildcards, hint_on_bucket
 from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.store_options import parse_options
@@ -196,6 +196,26 @@ def test_objects_of_a_listing_and_one_by_one(seed: int) -> None:
             view = storage.for_reading()
             states = {path: view.stat(path) for each in chosen for path in view.glob(each)}
             assert {file.key for file in found} >= {make_key(*each) for each in states.items()}
+
+
+class _EmptyStorage(WrapperStorage):
+    """A bucket, or an endpoint without it, in which nothing is found."""
+
+    def find(self, _: str) -> Found:
+        return Found([], {}, ())
+
+    def find_table(self, _: str) -> None:
+        return None
+
+    def for_reading(self) -> Storage:
+        return self
+
+
+def test_where_a_bucket_has_nothing_its_endpoint_is_named() -> None:
+    empty = _EmptyStorage(make_storage())
+    with pytest.raises(ConfigError, match="matches no files\n.*check the bucket, and `endpoint`"):
+        list_files(empty, ["s3://bucket/a/*"], refuse_nothing)
+    assert hint_on_bucket("AZ://c/*") and not hint_on_bucket("https://h/*") + hint_on_bucket("/a/*")
 
 
 class _NoStorage(WrapperStorage):
