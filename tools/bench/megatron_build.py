@@ -144,7 +144,6 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.megatron.exact.greedy import greedy
     from megablend.megatron.exact.samples import sample_rows
     from megablend.megatron.exact.shuffle import Generator
-    from megablend.megatron.exact.small_dataset import SmallDataset, fill_small_datasets
     from megablend.megatron.request.request import Blend, CacheRequest
     from megablend.storage.by_scheme import make_storage
 
@@ -158,8 +157,6 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     Generator(1).shuffle(np.arange(9, dtype=np.uint32))
     lengths = np.full(9, 9, np.int32)
     total_lengths(lengths, 0)
-    small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
-    fill_small_datasets([small], np.empty(41, np.int32), seed=1, length=8, extra=1)
     launch.barrier()
     request = CacheRequest(
         path_to_cache=str(folder / "cache"),

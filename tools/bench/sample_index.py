@@ -1,8 +1,8 @@
 """Megatron's sample index: where each sample begins in the shuffled documents.
 
-Claim: at least 2x the helper of the installed megatron-core on one thread, where documents are longer than samples, or of far
-less than a sample and mostly fit a byte. In between both mostly wait for one cache line, a document's length, so the ratio is
-that of the caches; a few documents read again and again lie in a core's own ones.
+Claim: at least 2x the helper of the installed megatron-core on one thread. Where documents are shorter than samples, both mostly
+wait for one cache line, a document's length, so the ratio is that of the caches; a few documents read again and again lie in a
+core's own ones.
 
     python tools/bench/sample_index.py [--scale 0.1] [--rounds 5] [--threads 2]
 """

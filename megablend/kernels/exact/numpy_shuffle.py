@@ -52,12 +52,6 @@ def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
         key: uint32 [624], the state of MT19937.
         position: number of words of the key that are used up, 0 to 624.
     """
-    return shuffle_entries(entries, key, position)
-
-
-@device
-def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
-    """Shuffle entries as `shuffle` does; for other kernels to call."""
     last = len(entries) - 1
     count = 0
     if last < 1:

@@ -133,7 +133,3 @@ def cut(
             if begin <= reached:
                 return np.int64(row), np.int64(i), start
     return np.int64(row), np.int64(size), end
-
-
-cut_rows = device(cut)
-"""The function `cut`, for other kernels to call."""

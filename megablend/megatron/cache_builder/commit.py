@@ -109,42 +109,12 @@ class Commits:
             finally:
                 os.close(fd)
 
-    def write(
-        self,
-        artefacts: Sequence[Artefact],
-        data: Array,
-        starts: Sequence[int],
-        sizes: Sequence[int],
-    ) -> None:
-        """Write all files of several artefacts, and add the artefacts to the batch.
-
-        Args:
-            data: uint8, the bytes of all files.
-            starts: position in `data` at which each file begins, in the order of the artefacts and
-                their `file_names`.
-            sizes: size of each file in bytes.
-
-        Raises: CacheError if the files cannot be written; StoppedError.
-        """
-        if self.stop.is_set():
-            raise StoppedError
-        names = [name for artefact in artefacts for name in artefact.file_names]
-        try:
-            for name, start, size in zip(names, starts, sizes, strict=True):
-                with self.new_file(name) as fd:
-                    write_all(fd, [data[start : start + size].data])
-        except BaseException:
-            for artefact in artefacts:
-                self.discard(artefact)
-            raise
-        self.add(*artefacts)
-
-    def add(self, *artefacts: Artefact) -> None:
-        """Add artefacts whose files are completely written. They are committed now or later. May be
-        called from any thread. Raises: CacheError if they cannot be committed; StoppedError."""
+    def add(self, artefact: Artefact) -> None:
+        """Add an artefact whose files are completely written. It is committed now or later. May be
+        called from any thread. Raises: CacheError if it cannot be committed; StoppedError."""
         with self._lock:
-            self._waiting += artefacts
-            self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
+            self._waiting.append(artefact)
+            self._waiting_bytes += artefact.nbytes
             is_due = self._waiting_bytes >= self._batch_bytes
         if is_due:
             self.finish()

@@ -59,8 +59,7 @@ def estimate_cost(job: Job) -> CostEstimate:
             cost=round(_NS["artefact"] + _NS["blended"] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
-    # The copy of the lengths as bytes (see `exact.samples`) is also counted
-    lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences
+    lengths = 4 * (job.size.end - job.size.begin)
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     return CostEstimate(
         memory=max(gathering, shuffle.nbytes),

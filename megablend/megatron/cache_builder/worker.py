@@ -17,14 +17,7 @@ from pathlib import Path
 from megablend.distributed.base import Communicator
 from megablend.index.build.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
-from megablend.megatron.cache_builder.build_artefact import (
-    MAX_TOGETHER,
-    TOGETHER_BYTES,
-    build_blend,
-    build_dataset,
-    build_small,
-    is_small,
-)
+from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.lengths import LengthReader
 from megablend.megatron.cache_builder.schedule import (
@@ -33,7 +26,7 @@ from megablend.megatron.cache_builder.schedule import (
     CostEstimate,
     MemoryGate,
 )
-from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
+from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import CacheRequest
 
 _Heartbeat = tuple[bool, int, int]
@@ -112,7 +105,6 @@ class _WorkerPool:
         self._names = names_in(cache)
         self._left = deque(assignment.jobs)
         self._unfinished = len(assignment.jobs)
-        self._small = {number for number in assignment.jobs if is_small(jobs[number])}
         self._files = 0
         self._bytes = 0
         self._finished = False
@@ -145,57 +137,20 @@ class _WorkerPool:
     def _work(self) -> None:
         """Build jobs until none is left, most expensive first. The thread that finishes the last
         job commits the last artefacts."""
-        while numbers := self._take_jobs():
-            if numbers[0] in self._small:
-                self._build_small(numbers)
-            else:
-                self._build(numbers[0])
+        while True:
             with self._lock:
-                self._files += len(numbers)
-                self._bytes += sum([self._jobs[number].artefact.nbytes for number in numbers])
-                self._unfinished -= len(numbers)
+                if not self._left:
+                    return
+                number = self._left.popleft()
+            self._build(number)
+            with self._lock:
+                self._files += 1
+                self._bytes += self._jobs[number].artefact.nbytes
+                self._unfinished -= 1
                 is_last = not self._unfinished
             if is_last:
                 assert self._commits is not None
                 self._commits.finish()
-
-    def _take_jobs(self) -> list[int]:
-        """Return the numbers of the next jobs to build: one job, or several small datasets. Towards
-        the end, fewer small datasets are taken at a time, so that all threads finish at about the
-        same time."""
-        with self._lock:
-            taken: list[int] = []
-            size = 0
-            memory = 0
-            max_taken = min(MAX_TOGETHER, max(1, len(self._left) // (2 * self._workers)))
-            while self._left and len(taken) < max_taken:
-                number = self._left[0]
-                size += self._jobs[number].artefact.nbytes
-                memory += self._estimates[number].overlapped
-                if taken and (
-                    number not in self._small
-                    or size > TOGETHER_BYTES
-                    or memory > self._assignment.memory
-                ):
-                    break
-                taken.append(self._left.popleft())
-                if number not in self._small:
-                    break
-            return taken
-
-    def _build_small(self, numbers: Sequence[int]) -> None:
-        """Build several small datasets together."""
-        jobs = [job for number in numbers if isinstance(job := self._jobs[number], DatasetJob)]
-        missing = [
-            job for job in jobs if problem_with(job.artefact, self._cache, self._names) is not None
-        ]
-        memory = sum([self._estimates[number].overlapped for number in numbers])
-        with self._gate.held(min(self._assignment.memory, memory)):
-            if self._stop.is_set():
-                raise StoppedError
-            assert self._commits is not None
-            if missing:
-                build_small(missing, self._request, self._commits, self._lengths)
 
     def _build(self, number: int) -> None:
         """Build a job as soon as enough memory is free. Its share of the threads is proportional to

@@ -3,7 +3,7 @@ index has one row for each sample, and a last row for the end of the last sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, pairwise, repeat
@@ -15,24 +15,12 @@ import numpy.typing as npt
 from megablend.arrays import Int32s
 from megablend.errors import PlanError
 from megablend.kernels.exact.sample_index import cut, gather_lengths
-from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
 BLOCK = 1 << 18
 """Number of documents that a thread processes at a time if there are several threads: their lengths
 (1 MiB) stay in its CPU cache."""
 ROWS = 1 << 21
 """Number of rows that a thread computes at a time, approximately if there are several threads."""
-SHORT = 12
-"""Mean number of documents per sample above which the kernel for short documents is faster."""
-FAR = 1 << 20
-"""Number of bytes of lengths that fit in a core's own caches."""
-_MAX_LONG_SHARE = 1 / 64
-"""Lengths are copied to an array of bytes if less than this fraction of documents is too long for a
-byte."""
-_NUM_EXAMINED = 4096
-"""Number of documents that are examined to estimate this fraction."""
-_NONE_LONG = 1 << 31
-"""A limit that no document's length reaches, for lengths that are not copied to bytes."""
 
 
 def sample_rows(
@@ -136,11 +124,10 @@ def _cut_serially(
     sample = 1
     document = 0
     tokens = 0
-    cut_kernel = _choose_kernel(lengths, documents, samples)
     while sample <= samples and document < len(documents):
         rows = np.empty((min(ROWS, samples + 1 - sample), 2), dtype)
         rest = documents[document:]
-        filled, num_passed, tokens = cut_kernel(
+        filled, num_passed, tokens = cut(
             lengths, rest, document, tokens, length, extra, sample, rows
         )
         if num_passed < 0:
@@ -148,30 +135,6 @@ def _cut_serially(
         sample += filled
         document += num_passed
         yield rows[:filled]
-
-
-def _choose_kernel(
-    lengths: Int32s, documents: Int32s, samples: int
-) -> Callable[..., tuple[int, int, int]]:
-    """Return the fastest kernel for these numbers of samples and documents; its signature is that
-    of `cut`."""
-    if len(documents) < SHORT * samples:
-        return cut
-    is_far = lengths.nbytes > FAR
-    # Copying to bytes pays off if entries are read often enough, and few lengths are too long
-    if is_far and 2 * len(documents) >= len(lengths):
-        examined = lengths.take(documents[:_NUM_EXAMINED], mode="clip")
-        if np.count_nonzero(examined >= LONG) < _MAX_LONG_SHARE * len(examined):
-            as_bytes = np.empty(len(lengths), np.uint8)
-            narrow_to_uint8(lengths, as_bytes)
-            return partial(cut_short_documents, as_bytes, LONG, is_far)
-    return partial(cut_short_documents, lengths, _NONE_LONG, is_far)
-
-
-def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
-    """Split documents whose lengths are already in the order of the document index. The signature
-    is that of the kernel `cut`."""
-    return cut_short_documents(lengths, _NONE_LONG, False, lengths, *args)
 
 
 def _cut_in_parallel(
@@ -190,7 +153,6 @@ def _cut_in_parallel(
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
     # Gathered lengths are in the order of the block: entry i belongs to its document i
     identity = np.arange(block, dtype=np.int32)
-    cut_kernel = cut if len(documents) < SHORT * samples else _cut_gathered
     sample = 1
     tokens = 0
     with ThreadPoolExecutor(threads) as pool:
@@ -210,7 +172,7 @@ def _cut_in_parallel(
             # In the order of the kernel's parameters
             list(
                 pool.map(
-                    cut_kernel,
+                    cut,
                     gathered,
                     orders,
                     firsts,

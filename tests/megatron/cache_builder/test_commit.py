@@ -274,18 +274,18 @@ def test_what_was_written_before_an_error_is_not_committed(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]
 
 
-def write_at_once(cache: Path) -> None:
-    """The files of ARTEFACT, and of another of the same content, out of one buffer."""
-    contents = 2 * [b"{}", saved(SAMPLES), saved(SHUFFLED)]
-    sizes = [len(content) for content in contents]
-    starts = [0, *np.cumsum(sizes)[:-1].tolist()]
+def write_two(cache: Path) -> None:
+    """Write the files of ARTEFACT, and of another one of the same content."""
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
     with committing(cache) as commits:
-        commits.write([ARTEFACT, OTHER], np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
+        for artefact in (ARTEFACT, OTHER):
+            with ArtefactWriter(artefact, commits) as out:
+                out.write("sample_index", SAMPLES)
+                out.write("shuffle_index", SHUFFLED)
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_files_that_are_written_at_once(
+def test_files_of_two_artefacts(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[int] = []
@@ -297,7 +297,7 @@ def test_files_that_are_written_at_once(
 
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
     monkeypatch.setattr(os, "fsync", note_flush)
-    write_at_once(tmp_path)
+    write_two(tmp_path)
     for artefact in (ARTEFACT, OTHER):
         assert artefact.path(tmp_path, "sample_index").read_bytes() == saved(SAMPLES)
         assert artefact.path(tmp_path, "shuffle_index").read_bytes() == saved(SHUFFLED)
@@ -324,7 +324,7 @@ def test_a_disk_that_is_full_is_reported_and_nothing_is_left(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(
-            CacheError, match=r"sample_index\.npy: cannot write the cache \(No space"
+            CacheError, match=r"shuffle_index\.npy: cannot write the cache \(No space"
         ):
-            write_at_once(tmp_path)
+            write_two(tmp_path)
     assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]

@@ -9,7 +9,7 @@ import pytest
 
 from megablend.distributed.launch import detect
 from megablend.errors import ChangedFileError, CorruptFileError, MissingFileError
-from megablend.megatron.cache_builder import build_artefact, build_cache, worker
+from megablend.megatron.cache_builder import build_cache, worker
 from megablend.megatron.cache_builder import lengths as module
 from megablend.megatron.cache_builder.lengths import (
     LengthReader,
@@ -160,17 +160,14 @@ def test_lengths_of_large_datasets_are_not_kept(
     ]
 
 
-@pytest.mark.parametrize("most_bytes", [build_artefact._MAX_BYTES, 0], ids=["small", "large"])
 @pytest.mark.parametrize(("changed", "tokens"), [([8] + 9 * [9], 44), ([8, 10] + 8 * [9], 45)])
 def test_lengths_that_change_during_the_build_are_refused(
     changed: list[int],
     tokens: int,
-    most_bytes: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MAX_KEPT", 0)
-    monkeypatch.setattr(build_artefact, "_MAX_BYTES", most_bytes)
     prefix = write_pair(tmp_path / "a", [9] * 10)
     idx = Path(f"{prefix}.idx")
     whole = idx.read_bytes()

@@ -11,7 +11,7 @@ import pytest
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
 from megablend.megatron.cache_builder import build_artefact as build
-from megablend.megatron.cache_builder import schedule, worker
+from megablend.megatron.cache_builder import schedule
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.cache_builder.commit import ArtefactWriter
 from megablend.megatron.request.request import Blend, CacheRequest
@@ -93,7 +93,6 @@ def test_an_error_ends_builds_of_other_ranks_at_once(
 
     # So that none waits for work without end
     monkeypatch.setattr(schedule.Assignment, "workers", 4)
-    monkeypatch.setattr(worker, "is_small", lambda job: False)
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend
     request = request_for(tmp_path, "cache", [[20] * 400, [20] * 400])

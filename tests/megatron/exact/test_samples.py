@@ -49,9 +49,6 @@ def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ours, "BLOCK", data.draw(st.integers(1, 4)))
         patch.setattr(ours, "ROWS", data.draw(st.integers(1, 9)))
-        # 0: all documents are short
-        patch.setattr(ours, "SHORT", data.draw(st.sampled_from([0, ours.SHORT])))
-        patch.setattr(ours, "FAR", data.draw(st.sampled_from([0, ours.FAR])))
         threads = data.draw(st.integers(1, 3))
         if expected[-1, 1] < 0:
             with pytest.raises(PlanError, match="the last of the shuffled documents is empty"):
@@ -81,7 +78,7 @@ def test_many_documents_as_megatron(threads: int) -> None:
 @pytest.mark.parametrize("longest", [80, 400, 100_000])
 def test_short_documents_as_megatron(longest: int, dtype: Any) -> None:
     rng = np.random.default_rng(2)
-    lengths = rng.integers(0, 80, 300_000, dtype=np.int32)  # more than FAR bytes of them
+    lengths = rng.integers(0, 80, 300_000, dtype=np.int32)
     lengths[rng.integers(0, 300_000, 3000 if longest < 500 else 20)] = longest
     documents = np.concatenate([rng.permutation(300_000) for _ in range(2)]).astype(np.int32)
     tokens = int(lengths.sum())
