@@ -242,29 +242,6 @@ class StagesPlan(LocatesMany):
             current = next_ordinals[is_later]
         return ks
 
-    def first_sample_from(
-        self, source: int, ordinal: int, *, before: int | None = None
-    ) -> int | None:
-        """Return the first sample of a source whose ordinal is at least `ordinal`. None if there is
-        no such sample or, if `before` is given, none below sample `before`."""
-        current = np.array([max(0, ordinal)])
-        sources = np.array([source], np.int32)
-        for number, stage in enumerate(self.stages):
-            next_ordinals, is_later = self._advance(number, sources, current)
-            start = self._starts[number]
-            if before is not None and before <= start:
-                return None
-            if number in self._tail_stops or not is_later[0]:
-                sample = self.plan_of(number).first_sample_from(
-                    source,
-                    int(current[0] - self._samples_before[number, source]),
-                    before=before and before - start,
-                )
-                if sample is not None and sample < stage.length:
-                    return start + sample
-            current = next_ordinals
-        return None
-
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
         """Return the sample at which a source reaches as many samples as it has ordinals up to
         `ordinal`, whatever the ordinals of these samples are. Return None if the run ends

@@ -84,22 +84,6 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
     return np.concatenate(ordinals)
 
 
-def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """Return the first sample whose ordinal is at least the entry of its source in `ordinals`,
-    int64 [num_sources]; and this source. Return None if there is no such sample."""
-    # The samples of these ordinals themselves. The sample to find is no later than the first of
-    # them, so the source of the first is searched first, and bounds the search in the others
-    samples = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
-    samples[samples < 0] = plan.num_samples
-    first = None
-    for source in np.argsort(samples, kind="stable").tolist():
-        before = None if first is None else first[0]
-        sample = plan.first_sample_from(source, int(ordinals[source]), before=before)
-        if sample is not None:
-            first = sample, source
-    return first
-
-
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
     """Return the largest difference |count - share * n| of each source, [num_sources], over all
     prefixes of the samples. The prefix has n samples, of which the source has `count`."""

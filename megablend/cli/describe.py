@@ -416,7 +416,7 @@ def _print_split(name: str, split: SplitDescription) -> None:
     first = split.first_repeated_source
     if first is not None:
         print_line(
-            f"first source to begin epoch 1, which reads its tokens again: {first.source!r}, at sample {first.sample:,}"
+            f"first source to begin epoch 1, which reads its tokens again: {first.source!r}, at about sample {first.sample:,}"
         )
     elif split.blended:
         print_line("no source begins epoch 1: no token is read twice")

@@ -14,7 +14,6 @@ from megablend.blend.progress import (
     SCANNED,
     Presence,
     find_epoch_ends,
-    find_first_from,
     find_presence,
 )
 from megablend.blend.shares import cap_of, find_most_tokens
@@ -134,21 +133,20 @@ def _as_result(sample: np.int64) -> int | None:
 
 
 def _find_first_repeat(run: Run) -> FirstRepeat | None:
-    """Return the first source that begins a second epoch; None if there is none, or the split is
-    not blended."""
+    """Return the first source that begins a second epoch, by the number of its samples; None if
+    there is none, or the split is not blended."""
     if not run.is_blended:
         return None
     extra = run.extra_token
-    # The first ordinal of each source's second epoch. If epochs overlap within a cycle, that sample
-    # may precede some samples of the first epoch
-    ordinals = [
-        run.plan.count_within(number, run.plan.epochs.start(number, 1), extra)
-        for number in range(len(run.sources))
-    ]
-    first = find_first_from(run.plan, np.array(ordinals, np.int64))
-    if first is None:
+    firsts = list[tuple[int, int]]()
+    for number in range(len(run.sources)):
+        ordinal = run.plan.count_within(number, run.plan.epochs.start(number, 1), extra)
+        sample = run.plan.sample_of_count(number, ordinal)
+        if sample is not None:
+            firsts.append((sample, number))
+    if not firsts:
         return None
-    sample, source = first
+    sample, source = min(firsts)
     return FirstRepeat(source=run.sources[source].name, sample=sample)
 
 

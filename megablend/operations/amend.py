@@ -343,7 +343,7 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
         repeat = None
         if epoch_tokens:
             ordinal = plan.count_within(source, epoch_tokens, extra)
-            repeat = plan.first_sample_from(source, ordinal)
+            repeat = plan.sample_of_count(source, ordinal)
         if repeat is not None and repeat < start:  # then its next sample, if there is one
             repeat = plan.sample_of_count(source, int(given[source])) if samples[source] else None
         outlooks.append(

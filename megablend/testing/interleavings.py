@@ -86,35 +86,6 @@ class InterleavingContract:
                 seen[plan.locate(k)[0]] += 1
                 assert plan.counts(k + 1).tolist() == seen, (stage, k)
 
-    def test_first_sample_from_agrees_with_a_walk(self) -> None:
-        """`first_sample_from` is the first sample of a source with at least the given ordinal."""
-        for rng, stage in self.draw_stages("first"):
-            plan = self.kind.plan(stage)
-            walk = [plan.locate(k) for k in range(plan.num_samples)]
-            for source, total in enumerate(stage.totals.tolist()):
-                for ordinal in {-1, 0, total // 2, total - 1, total, rng.randrange(100)}:
-                    hits = (
-                        k
-                        for k, (which, other) in enumerate(walk)
-                        if which == source and other >= ordinal
-                    )
-                    first = next(hits, None)
-                    assert plan.first_sample_from(source, ordinal) == first, (
-                        stage,
-                        source,
-                        ordinal,
-                    )
-                    for before in (
-                        0,
-                        1,
-                        rng.randrange(len(walk) + 1),
-                        first or 0,
-                        (first or 0) + 1,
-                    ):
-                        found = plan.first_sample_from(source, ordinal, before=before)
-                        is_before = first is not None and first < before
-                        assert found == (first if is_before else None), (stage, before)
-
     def test_nth_samples_agree_with_a_walk(self) -> None:
         """`nth_sample` returns the samples of a source in the order in which they occur."""
         for _, stage in self.draw_stages("nth"):

@@ -25,11 +25,15 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def first_repeat(run: Run) -> dict[str, Any]:
-    """Found by looking at every sample."""
+    """Found by looking at every sample: where a source has had as many as read its first epoch."""
     sources, ordinals = run.plan.locate_many(np.arange(run.num_samples))
     spans = run.locate_spans(sources, ordinals)
-    sample = int(spans.rows[spans.epochs > 0][0])
-    return {"source": run.sources[sources[sample]].name, "sample": sample}
+    again = np.unique(spans.rows[spans.epochs > 0])
+    samples = {
+        np.flatnonzero(sources == source)[ordinals[again[sources[again] == source]].min()]: source
+        for source in set(sources[again].tolist())
+    }
+    return {"source": run.sources[samples[min(samples)]].name, "sample": int(min(samples))}
 
 
 def test_new_runs_have_the_newest_version_in_all_blended_splits(config: dict[str, Any]) -> None:
@@ -40,7 +44,7 @@ def test_new_runs_have_the_newest_version_in_all_blended_splits(config: dict[str
     assert megablend.open(config, "valid").run.ledger.plan_version == 1
 
 
-def test_described_is_the_first_sample_that_is_read_again(config: dict[str, Any]) -> None:
+def test_described_is_where_a_source_is_first_read_again(config: dict[str, Any]) -> None:
     megablend.build(config)
     described = megablend.describe(config).to_dict()["splits"]
     for split in ("train", "valid"):

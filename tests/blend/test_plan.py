@@ -14,7 +14,6 @@ import pytest
 
 from megablend.blend.interleavings.lanes import LanePlan
 from megablend.blend.plan import StagesPlan
-from megablend.blend.progress import find_first_from
 from megablend.errors import PlanError
 from megablend.run.ledger import Ledger
 from megablend.run.plan_stages import plan_stages
@@ -145,20 +144,6 @@ def test_a_history_equals_its_walk(history: History) -> None:
     for source in range(plan.num_sources):
         mine = sorted(ordinal for which, ordinal in expected if which == source)
         assert mine == list(range(len(mine)))  # none lost, none repeated
-        for ordinal in {0, len(mine) // 2, len(mine) - 1, len(mine)}:
-            hits = (
-                k
-                for k, (which, other) in enumerate(expected)
-                if which == source and other >= ordinal
-            )
-            assert plan.first_sample_from(source, ordinal) == next(hits, None)
-    for _ in range(5):
-        limits = [rng.randrange(max(2, int(count))) for count in plan.counts(plan.num_samples)]
-        hits = (k for k, (which, other) in enumerate(expected) if other >= limits[which])
-        first = next(hits, None)
-        assert find_first_from(plan, np.array(limits)) == (
-            None if first is None else (first, expected[first][0])
-        )
     for n in {
         0,
         plan.num_samples,

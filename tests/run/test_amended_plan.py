@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from megablend.blend.plan import StagesPlan
-from megablend.blend.progress import find_first_from
 from megablend.errors import PlanError
 from megablend.run.plan_stages import plan_stages
 from megablend.run.stage import Blend, SourceShare, Stage
@@ -141,20 +140,6 @@ def check_history(history: History) -> None:
         beyond = np.arange(max(read, default=0) + 3)
         found = plan.find_samples(np.full(len(beyond), source, np.int32), beyond)
         assert [k >= 0 for k in found] == [ordinal in read for ordinal in beyond]
-        for ordinal in rng.choices(beyond.tolist(), k=5):
-            hits = (
-                k
-                for k, (which, other) in enumerate(expected)
-                if which == source and other >= ordinal
-            )
-            assert plan.first_sample_from(source, ordinal) == next(hits, None)
-    for _ in range(5):
-        limits = [rng.randrange(max(2, int(count))) for count in plan.counts(plan.num_samples)]
-        hits = (k for k, (which, other) in enumerate(expected) if other >= limits[which])
-        first = next(hits, None)
-        assert find_first_from(plan, np.array(limits)) == (
-            None if first is None else (first, expected[first][0])
-        )
     stops = {stretch.stop for stretch in plan.stages}
     for n in {0, plan.num_samples, *stops, rng.randrange(plan.num_samples)}:
         counts = [

@@ -87,13 +87,6 @@ class Plan(Protocol):
         """
         ...
 
-    def first_sample_from(
-        self, source: int, ordinal: int, *, before: int | None = None
-    ) -> int | None:
-        """Return the first sample of a source whose ordinal is at least `ordinal`. None if there is
-        no such sample or, if `before` is given, none below sample `before`."""
-        ...
-
     def nth_sample(self, source: int, n: int) -> int:
         """Return the n-th sample of a source in the order of samples, whatever its ordinal; n is
         from 1 to the source's number of samples."""

@@ -13,7 +13,6 @@ spread over lanes, and the tail is too short for lanes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ from megablend.errors import PlanError
 from megablend.kernels.blend.inverse import find_samples
 from megablend.kernels.blend.keyed_hash import MASK
 from megablend.kernels.blend.lanes import cycle_shift, locate
-from megablend.kernels.blend.periods import PART_FIELDS, PERIOD_FIELDS, period_of
+from megablend.kernels.blend.periods import PART_FIELDS, PERIOD_FIELDS
 from megablend.kernels.blend.tails import find_tails
 from megablend.kernels.blend.tree import all_counts, call_leaf_counts, call_least_multiple, huffman
 from megablend.lazy import cached_property
@@ -139,22 +138,6 @@ class LanePlan(LocatesMany):
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
         return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
-
-    def first_sample_from(
-        self, source: int, ordinal: int, *, before: int | None = None
-    ) -> int | None:
-        """See Plan.first_sample_from."""
-        ordinal = max(0, ordinal)
-        ranks = np.flatnonzero(self._tree.sources == source)
-        if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
-            return None
-        stop = self.num_samples if before is None else before
-        for ks in self._samples_about(int(ranks[0]), ordinal, stop):
-            sources, ordinals = self.locate_many(ks)
-            hits = ks[(sources == source) & (ordinals >= ordinal)]
-            if len(hits):
-                return int(hits[0]) if hits[0] < stop else None
-        return None
 
     def nth_sample(self, source: int, n: int) -> int:
         """See Plan.nth_sample."""
@@ -263,23 +246,6 @@ class LanePlan(LocatesMany):
         return owners, np.array(
             [pow(each.stride, -1, each.slots) for each in self._schedules], np.int64
         )
-
-    def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Yield the samples of a leaf, int64 [n] ascending, in each cycle of the period that
-        contains its ordinal `ordinal`, as long as the cycle begins before sample `stop`. Then yield
-        the samples of the stage's tail before `stop`, those of all leaves."""
-        tree = self._tree
-        total = self.num_samples
-        shape = tree.left_leaves, tree.left_samples
-        cycle = self._cycle_of(rank, ordinal + 1)
-        if cycle * self._cycle_samples < self._dealt:
-            columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
-            samples, first, span, epoch = (int(column[rank]) for column in columns)
-            leaf = rank, samples, first, span, epoch, self._sample_tokens
-            begin, end = period_of(*shape, total, self._lanes, self._window, *leaf, cycle, ordinal)
-            for each in range(begin, min(end, -(-stop // self._cycle_samples))):
-                yield self._samples_in_cycle(rank, each)
-        yield np.arange(self._dealt, min(stop, total))
 
     def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
         """Return the samples of a leaf in a cycle: int64 [n], ascending."""

@@ -44,14 +44,6 @@ class SequentialPlan(LocatesMany):
         ks: Int64s = self._offsets[sources] + ordinals
         return ks
 
-    def first_sample_from(
-        self, source: int, ordinal: int, *, before: int | None = None
-    ) -> int | None:
-        """See Plan.first_sample_from."""
-        start, stop = self._offsets[source : source + 2].tolist()
-        sample = int(start + max(0, ordinal))
-        return sample if sample < stop and (before is None or sample < before) else None
-
     def nth_sample(self, source: int, n: int) -> int:
         """Return the n-th sample of a source; n is from 1 to the source's number of samples."""
         return int(self._offsets[source]) + n - 1

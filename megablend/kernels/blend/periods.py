@@ -37,7 +37,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megablend.arrays import Int32s, Int64s
-from megablend.jit import device, kernel
+from megablend.jit import device
 from megablend.kernels.blend.bijection import permuted
 from megablend.kernels.blend.keyed_hash import hash_combine
 from megablend.kernels.blend.tree import leaf_counts, least_multiple
@@ -132,35 +132,6 @@ def make_stage(
     total = int(total)
     lanes = int(lanes)
     return Stage(left_leaves, left_samples, total, total - total % lanes, lanes, lanes * int(slots))
-
-
-@kernel
-def period_of(
-    left_leaves: Int32s,
-    left_samples: Int64s,
-    total: int,
-    lanes: int,
-    slots: int,
-    rank: int,
-    leaf_total: int,
-    first_token: int,
-    span: int,
-    epoch_tokens: int,
-    sample_tokens: int,
-    cycle: int,
-    ordinal: int,
-) -> tuple[int, int]:
-    """Return the cycles [begin, end) of the period that contains an ordinal. By the counts at the
-    edges of cycles, the ordinal belongs to cycle `cycle`.
-
-    Other arguments: see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
-    """
-    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    leaf = Leaf(rank, leaf_total, first_token, span, epoch_tokens, sample_tokens)
-    epoch_first = 0
-    if epoch_tokens > 0:
-        epoch_first = epoch_start(leaf, epoch_of(leaf, ordinal))
-    return find_period(stage, leaf, cycle, epoch_first)
 
 
 @device

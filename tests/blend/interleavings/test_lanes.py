@@ -59,10 +59,6 @@ def test_every_ordinal_once_and_counts_agree(arguments: oracle.Plan, data: st.Da
     totals = np.sum(arguments["totals"], axis=0)
     for source, total in enumerate(totals):
         assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total))
-        for ordinal in {0, int(total) // 2, int(total) - 1, data.draw(st.integers(0, 300))}:
-            hits = np.flatnonzero((sources == source) & (ordinals >= ordinal))
-            assert plan.first_sample_from(source, ordinal) == (int(hits[0]) if len(hits) else None)
-        assert plan.first_sample_from(source, int(total)) is None
     for n in {0, plan.num_samples, data.draw(st.integers(0, plan.num_samples))}:
         assert np.array_equal(plan.counts(n), np.bincount(sources[:n], minlength=plan.num_sources))
     k = data.draw(st.integers(0, plan.num_samples - 1))
@@ -191,10 +187,6 @@ def test_sources_that_end_or_begin_between_stages() -> None:
     plan = make([[40, 0, 0], [0, 40, 0], [1, 1, 38]])
     assert plan.counts(40).tolist() == [40, 0, 0]
     assert plan.counts(80).tolist() == [40, 40, 0]
-    assert plan.first_sample_from(2, 0) == next(k for k in range(80, 120) if plan.locate(k)[0] == 2)
-    assert plan.first_sample_from(0, 40) == next(
-        k for k in range(80, 120) if plan.locate(k) == (0, 40)
-    )
 
 
 @pytest.mark.parametrize("k", [-1, 80, 10**18])

@@ -29,8 +29,6 @@ def test_counts_and_where_they_are_reached() -> None:
     plan = SequentialPlan(make_request(COUNTS))
     for n in range(6):
         assert plan.counts(n).tolist() == [min(n, 3), 0, max(n - 3, 0), 0]
-    assert [plan.first_sample_from(2, ordinal) for ordinal in range(3)] == [3, 4, None]
-    assert plan.first_sample_from(1, 0) is None
     assert [plan.nth_sample(2, n) for n in (1, 2)] == [3, 4]
 
 

@@ -37,22 +37,6 @@ def test_in_any_sequence(arguments: oracle.Plan) -> None:
     check_every_ordinal(arguments, backwards=True)
 
 
-@examples(30)
-@given(plans())
-def test_the_first_sample_from_an_ordinal_on(arguments: oracle.Plan) -> None:
-    plan = lane_plan(**arguments)
-    walked = oracle.walk(**arguments)
-    for source, total in enumerate(np.sum(arguments["totals"], axis=0).tolist()):
-        for ordinal in {0, total // 2, total - 1}.intersection(range(total)):
-            first = next(
-                k for k, place in enumerate(walked) if place[0] == source and place[1] >= ordinal
-            )
-            assert plan.first_sample_from(source, ordinal) == first
-            assert plan.first_sample_from(source, ordinal, before=first + 1) == first
-            assert plan.first_sample_from(source, ordinal, before=first) is None
-        assert plan.first_sample_from(source, total) is None
-
-
 @pytest.mark.slow
 @settings(max_examples=3000, deadline=None)
 @given(plans())
