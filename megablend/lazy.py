@@ -62,7 +62,7 @@ class LazyItems(Sequence[T_co]):
             return tuple(self[i] for i in range(len(self))[index])
         item = self._items[index]
         if item is None:
-            item = self._make(range(len(self))[index])
+            item = self._make(range(len(self._items))[index])
             self._items[index] = item
         return item
 

@@ -33,7 +33,8 @@ class LRUCache(Generic[V]):
         if value is None:
             value = self._values.setdefault(key, make())
             self._evict()
-        self._use(key)
+        with contextlib.suppress(KeyError):  # another thread may have evicted it
+            self._values.move_to_end(key)
         return value
 
     def get_all(
@@ -54,14 +55,10 @@ class LRUCache(Generic[V]):
             values.update(created)
             self._values.update(created)
         for key in keys:
-            self._use(key)
+            with contextlib.suppress(KeyError):
+                self._values.move_to_end(key)
         self._evict()
         return [values[key] for key in keys]
-
-    def _use(self, key: Hashable) -> None:
-        """Mark a key as the most recently used."""
-        with contextlib.suppress(KeyError):  # another thread may have evicted it
-            self._values.move_to_end(key)
 
     def _evict(self) -> None:
         """Remove the least recently used values if there are too many."""

@@ -37,25 +37,20 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         place = Place(places, ("token_files",))
         token_files = make_cache_absolute(config.token_files, base, place)
 
-    def make_source_absolute(source: Source, *location: str | int) -> Source:
-        """Return a source with absolute paths and its place in the config, which is given by the
-        keys `location`."""
-        place = Place(places, (*location, "path"))
-        update: dict[str, Any] = {"path": _find_locations(source.path, base, place, urls)}
-        if isinstance(source.vocab_size, str):
-            place = Place(places, (*location, "vocab_size"))
-            update["vocab_size"] = _absolute_path(source.vocab_size, base, place)
-        absolute = source.model_copy(update=update)
-        absolute._place = Place(places, location)
-        absolute._token_files = token_files
-        return absolute
-
-    sources = {}
+    sources = dict[str, tuple[Source, ...]]()
     for split, listed in config.sources.items():
         above = ("sources", split) if config.listed_by_split else ("sources",)
-        sources[split] = tuple(
-            make_source_absolute(source, *above, i) for i, source in enumerate(listed)
-        )
+        absolute = list[Source]()
+        for i, source in enumerate(listed):
+            place = Place(places, (*above, i, "path"))
+            changes: dict[str, Any] = {"path": _find_locations(source.path, base, place, urls)}
+            if isinstance(source.vocab_size, str):
+                place = Place(places, (*above, i, "vocab_size"))
+                changes["vocab_size"] = _absolute_path(source.vocab_size, base, place)
+            absolute.append(source.model_copy(update=changes))
+            absolute[i]._place = Place(places, (*above, i))
+            absolute[i]._token_files = token_files
+        sources[split] = tuple(absolute)
     update: dict[str, Any] = {
         "cache": cache,
         "token_files": token_files if config.token_files is not None else None,

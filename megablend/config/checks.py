@@ -12,9 +12,10 @@ from megablend.config.stages import StageSettings
 from megablend.config.values import SIZE
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: Settings) -> list[str]:
     """Check that the keys of the top level are consistent.
 
+    Returns: the key among LENGTHS that gives the length of train, if there is one.
     Raises: ValueError, whose message begins with the key.
     """
     if not settings.sources.get("train"):
@@ -23,7 +24,7 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(
             "split: `sources` already lists the sources of each split; keep only one of the two"
         )
-    lengths = find_lengths(settings)
+    lengths = [name for name in LENGTHS if getattr(settings, name) is not None]
     if len(lengths) > 1:
         raise ValueError(
             f"{lengths[1]}: the number of training samples is already set by {lengths[0]}; keep only one of the two"
@@ -49,6 +50,7 @@ def check_settings(settings: Settings) -> None:
                 f"tokenizer: missing; source {source.name!r} is text: give the path of a tokenizer.json or of its folder, "
                 "or the name of a model in the Hugging Face cache"
             )
+    return lengths
 
 
 def check_stages(
@@ -96,11 +98,6 @@ def check_caps(configs: Sequence[Settings]) -> None:
             "on_exhausted: no source can be exhausted, since none has a cap; give max_epochs or max_tokens to at "
             "least one source, or remove on_exhausted"
         )
-
-
-def find_lengths(settings: Settings) -> list[str]:
-    """Return the keys of LENGTHS that the config sets. They give the length of train."""
-    return [name for name in LENGTHS if getattr(settings, name) is not None]
 
 
 def _is_weighted(settings: Settings) -> bool:

@@ -3,14 +3,14 @@ that follow for the index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
+from operator import attrgetter
 
 from pydantic import BaseModel, PrivateAttr, model_validator
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
-from megablend.config.checks import check_caps, check_settings, check_stages, find_lengths
+from megablend.config.checks import check_caps, check_settings, check_stages
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.config.settings import (
     LENGTHS,
@@ -96,10 +96,9 @@ class Config(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         """Check that the keys are consistent; see `megablend.config.checks`."""
-        check_settings(self)
+        lengths = check_settings(self)
         stage_configs: tuple[Config, ...] = ()
         if self.stages:
-            lengths = find_lengths(self)
             check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
             stage_configs = self.stage_configs
             check_stages(self.stages, stage_configs, ends_with_run=bool(lengths))
@@ -171,7 +170,8 @@ class Config(Settings):
     @property
     def num_snapshots(self) -> int:
         """The number of index snapshots that the stages read."""
-        return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
+        num_changes: int = sum(map(attrgetter("changes_index"), self.stages))
+        return self._snapshot + 1 + num_changes
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
         """Return whether the index has to contain the source's document boundaries.
@@ -215,9 +215,8 @@ class Config(Settings):
     def needs_lengths(self) -> bool:
         """Whether the order of the top level, or of a stage, arranges single documents, which
         requires the length of each document."""
-        return _arranges_documents(self.order) or any(
-            _arranges_documents(order) for _, order in self._list_train_orders()
-        )
+        orders = map(attrgetter("order"), (self, *self.stages))
+        return any(map(_arranges_documents, filter(None, orders)))
 
     def needs_lengths_of_snapshot(self, snapshot: int) -> bool:
         """Return whether an order arranges single documents of one snapshot of the index.
@@ -225,8 +224,15 @@ class Config(Settings):
         Args:
             snapshot: the number of the snapshot within the run.
         """
-        train = [order for number, order in self._list_train_orders() if number == snapshot]
-        if any(map(_arranges_documents, train)):
+        number = self._snapshot
+        order = self.order
+        is_by_document = not self.stages and number == snapshot and self.top_level_needs_lengths
+        # The configs of the stages are not computed, since that is slow
+        for stage in self.stages:
+            number += stage.changes_index
+            order = stage.order or order
+            is_by_document |= number == snapshot and _arranges_documents(order)
+        if is_by_document:
             return True
         # The order of the top level applies to valid and test, which may read any snapshot, and to
         # the first snapshot as long as the run has no stages.
@@ -237,18 +243,6 @@ class Config(Settings):
     def top_level_needs_lengths(self) -> bool:
         """Whether the order of the top level arranges single documents."""
         return _arranges_documents(self.order)
-
-    def _list_train_orders(self) -> Iterator[tuple[int, str]]:
-        """Yield the snapshot number and the order of each stage of train, or those of the top level
-        if there are no stages. The configs of the stages are not computed, since that is slow."""
-        snapshot = self._snapshot
-        order = self.order
-        if not self.stages:
-            yield snapshot, order
-        for stage in self.stages:
-            snapshot += stage.changes_index
-            order = stage.order or order
-            yield snapshot, order
 
 
 def _arranges_documents(order: str) -> bool:

@@ -145,7 +145,26 @@ class Source(Share):
     @model_validator(mode="after")
     def _keys_fit(self) -> Source:
         """Check that the keys of the source are consistent."""
-        self._check_text()
+        of_tokens = ("format", "format_options", "column", "documents", "extra_columns")
+        of_text = ("key", "eos", "bos", "add_special_tokens")
+        unfit = of_text if self.text is None else of_tokens
+        for key in unfit:
+            if getattr(self, key):
+                reason = "has no `text`" if self.text is None else "is tokenised from text"
+                raise ValueError(
+                    f"source {self.name!r} {reason}, so {key} does not apply; remove {key}"
+                    + (", or set `text` to the key of the text" if self.text is None else "")
+                )
+        shorter, longer = sorted((f"{self.text}.", f"{self.key}."), key=len)
+        if self.key is not None and longer.startswith(shorter):
+            raise ValueError(
+                f"source {self.name!r}: text and key are {self.text!r} and {self.key!r}, one of which contains the "
+                "other; expected two separate keys"
+            )
+        if self.bos and self.add_special_tokens:
+            raise ValueError(
+                f"source {self.name!r} sets both bos and add_special_tokens, which may add the same token; keep only one"
+            )
         if self.documents is not None and self.extra_columns:
             raise ValueError(
                 f"source {self.name!r} sets both documents and extra_columns, which need one document per row; "
@@ -167,30 +186,6 @@ class Source(Share):
                 f"source {self.name!r} has {' and '.join(given)}; expected only one of {', '.join(UNITS)}"
             )
         return self
-
-    def _check_text(self) -> None:
-        """Check that keys of text sources and of other sources are not mixed. Raises:
-        ValueError."""
-        of_tokens = ("format", "format_options", "column", "documents", "extra_columns")
-        of_text = ("key", "eos", "bos", "add_special_tokens")
-        unfit = of_text if self.text is None else of_tokens
-        for key in unfit:
-            if getattr(self, key):
-                reason = "has no `text`" if self.text is None else "is tokenised from text"
-                raise ValueError(
-                    f"source {self.name!r} {reason}, so {key} does not apply; remove {key}"
-                    + (", or set `text` to the key of the text" if self.text is None else "")
-                )
-        shorter, longer = sorted((f"{self.text}.", f"{self.key}."), key=len)
-        if self.key is not None and longer.startswith(shorter):
-            raise ValueError(
-                f"source {self.name!r}: text and key are {self.text!r} and {self.key!r}, one of which contains the "
-                "other; expected two separate keys"
-            )
-        if self.bos and self.add_special_tokens:
-            raise ValueError(
-                f"source {self.name!r} sets both bos and add_special_tokens, which may add the same token; keep only one"
-            )
 
 
 def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

@@ -36,7 +36,13 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation
-        number = value if isinstance(value, Fraction) else _read_exact(str(value))
+        if isinstance(value, Fraction):
+            number = value
+        else:
+            written = Decimal(str(value).strip().replace("_", ""))
+            if written and abs(written.adjusted()) > MAX_EXPONENT:
+                raise OverflowError
+            number = Fraction(written or 0)
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(
             f"found {value!r}, expected a finite number such as 50e9 or 1_000 (0, or from 1e-{MAX_EXPONENT} to 1e{MAX_EXPONENT})"
@@ -44,15 +50,6 @@ def _parse_number(value: object, *, expected: str = "0 or more") -> Fraction:
     if number < 0:
         raise ValueError(f"found {value!r}, expected {expected}")
     return number
-
-
-def _read_exact(text: str) -> Fraction:
-    """Parse a number exactly. Raises: InvalidOperation if the text is not a number; OverflowError
-    if it has too many digits."""
-    written = Decimal(text.strip().replace("_", ""))
-    if written and abs(written.adjusted()) > MAX_EXPONENT:
-        raise OverflowError
-    return Fraction(written) if written else Fraction(0)
 
 
 def _parse_positive(value: object) -> Fraction:

@@ -3,8 +3,9 @@ objects are created only when they are accessed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -55,15 +56,13 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         sizes = np.empty(len(blocks), np.int64)
         addresses = np.empty(len(blocks), np.int64)
         offsets = list[Int64s]()
-        columns: list[list[DecodedBlock]] = [[] for _ in blocks[0].extra] if blocks else []
         for i, block in enumerate(blocks):
             kinds[i] = KINDS[block.tokens.dtype]
             sizes[i] = len(block.tokens)
             addresses[i] = address_of(block.tokens)
             offsets.append(block.offsets)
-            for column, numbers in zip(columns, block.extra, strict=True):
-                column.append(DecodedBlock(numbers.view(f"i{numbers.itemsize}"), NO_OFFSETS))
-        extra = tuple(map(DecodedBlocks.of, columns))
+        columns = zip(*map(attrgetter("extra"), blocks), strict=True)
+        extra = tuple(map(_of_numbers, columns))
         return DecodedBlocks(list(blocks), kinds, sizes, addresses, offsets, extra)
 
     @staticmethod
@@ -124,12 +123,19 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         return DecodedBlock(tokens, NO_OFFSETS if self.offsets is None else self.offsets[i])
 
 
+def _of_numbers(column: Sequence[npt.NDArray[Any]]) -> DecodedBlocks:
+    """Make a DecodedBlocks from the numbers of an extra column, one array for each block."""
+    return DecodedBlocks.of(
+        [DecodedBlock(numbers.view(f"i{numbers.itemsize}"), NO_OFFSETS) for numbers in column]
+    )
+
+
 def address_of(array: npt.NDArray[Any]) -> int:
     """Return the memory address of an array's first item."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
-def addresses_of(buffers: Iterable[pa.Buffer]) -> Int64s:
+def addresses_of(buffers: Sequence[pa.Buffer]) -> Int64s:
     """Return the memory addresses of Arrow buffers: int64 [n]."""
-    return np.array([buffer.address for buffer in buffers], np.int64)
+    return np.fromiter(map(attrgetter("address"), buffers), np.int64, len(buffers))

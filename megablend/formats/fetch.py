@@ -54,8 +54,7 @@ _allocate_for_caller = partial(_allocate, pooled_bytes=_POOLED_BYTES_OF_CALLER)
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
     """Request ranges of a file from the storage; see Storage.fetch."""
-    merged = _merge(ranges, storage.limits(ranges.path))
-    requests = _requests(ranges, merged)
+    merged, requests = _merge(ranges, storage.limits(ranges.path))
     futures = [storage.fetch(ranges.path, *request, _allocate) for request in requests]
     return gather_futures(futures, lambda parts: _place_ranges(ranges, merged, parts))
 
@@ -64,8 +63,7 @@ def fetch_now(
     ranges: FileRanges, storage: Storage, allocate: Allocate = _allocate
 ) -> FetchedRanges:
     """Read ranges of a file before returning. Raises: see Storage.read."""
-    merged = _merge(ranges, storage.limits(ranges.path))
-    requests = _requests(ranges, merged)
+    merged, requests = _merge(ranges, storage.limits(ranges.path))
     parts = [storage.read_ranges(ranges.path, *request, allocate) for request in requests]
     return _place_ranges(ranges, merged, parts)
 
@@ -73,29 +71,32 @@ def fetch_now(
 def plan_fetch(ranges: FileRanges, storage: Storage) -> list[tuple[Int64s, Int64s]]:
     """Return the requests to the storage that fetch ranges: for each request the offsets and the
     sizes, arrays of int64 [n]."""
-    return _requests(ranges, _merge(ranges, storage.limits(ranges.path)))
+    return _merge(ranges, storage.limits(ranges.path))[1]
 
 
-def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
-    """Join ranges into runs that are read together."""
+def _merge(
+    ranges: FileRanges, limits: ReadLimits
+) -> tuple[MergedRanges, list[tuple[Int64s, Int64s]]]:
+    """Join ranges into runs that are read together.
+
+    Returns: the runs, and the offsets and sizes of the runs of each request. All runs are one
+        request, unless decoded blocks keep the fetched bytes: each run is then a request of its
+        own.
+    """
     offsets = ranges.offsets
     sizes = ranges.sizes
     min_bytes = limits.separate_bytes
     has_owners = ranges.owners is not None and len(sizes)
     # Decoded blocks keep the fetched bytes: large ranges are read separately, to avoid copies
     if has_owners and min_bytes is not None and sizes.min() >= min_bytes:
-        return MergedRanges(offsets, offsets + sizes, np.arange(len(offsets)))
-    return merge_ranges(offsets, sizes, limits)
-
-
-def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
-    """Return the offsets and sizes of the runs of each request. All runs are one request, unless
-    decoded blocks keep the fetched bytes: each run is then a request of its own."""
+        merged = MergedRanges(offsets, offsets + sizes, np.arange(len(offsets)))
+    else:
+        merged = merge_ranges(offsets, sizes, limits)
     starts = merged.starts
-    sizes = merged.stops - merged.starts
+    run_sizes = merged.stops - starts
     if ranges.owners is None:
-        return [(starts, sizes)]
-    return [(starts[i : i + 1], sizes[i : i + 1]) for i in range(len(starts))]
+        return merged, [(starts, run_sizes)]
+    return merged, [(starts[i : i + 1], run_sizes[i : i + 1]) for i in range(len(starts))]
 
 
 # Not frozen, since it would take twice as long to make; only `fetched` changes
@@ -220,17 +221,17 @@ def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlo
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
     """Fetch all bytes that reads need, and wait for them. Raises: see Storage.read."""
     while True:
-        needed = [(read, ranges) for read in reads for ranges in read.next_ranges()]
-        if not needed:
+        begun = list[tuple[FileRead, FetchedRanges | Future[FetchedRanges]]]()
+        for read in reads:
+            for ranges in read.next_ranges():
+                if storage.limits(ranges.path).is_synchronous:
+                    begun.append((read, fetch_now(ranges, storage, _allocate_for_caller)))
+                else:
+                    begun.append((read, start_fetch(ranges, storage)))
+        if not begun:
             return
-        fetched = [
-            fetch_now(ranges, storage, _allocate_for_caller)
-            if storage.limits(ranges.path).is_synchronous
-            else start_fetch(ranges, storage)
-            for _, ranges in needed
-        ]
-        for (read, _), result in zip(needed, fetched, strict=True):
-            read.add(result.result() if isinstance(result, Future) else result)
+        for read, fetched in begun:
+            read.add(fetched.result() if isinstance(fetched, Future) else fetched)
 
 
 def read_blocks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ def find_sources(
     ranges = find_split_ranges(store.stores, shares)
     snapshots = []
     for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
-        numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
+        numbers = np.array(list(map(splits.numbers.get, names, repeat(-1))), np.int64)
         is_known = numbers >= 0
         parts = np.zeros(len(numbers), PART_DTYPE)
         parts[is_known] = splits.joined(numbers[is_known], column)

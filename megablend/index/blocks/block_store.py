@@ -81,6 +81,9 @@ class BlockStore(BlockSizes):
         """End-of-document tokens of the sources, and None for each extra column: [num_columns]."""
         self.roots = dict(roots or {})
         self.extra = dict(extra or {})
+        self._changes_blocks = bool(self.extra) or not {None}.issuperset(self.append_eod)
+        """Whether end-of-document tokens or extra columns are added to the decoded blocks of any
+        source."""
         self.extra_bytes = extra_bytes
         self.damaged: set[int] = set()
         """Numbers of blocks that were found damaged and replaced; see `damaged_blocks`."""
@@ -202,12 +205,6 @@ class BlockStore(BlockSizes):
             stop = stop + len(read.blocks)
             parts.append(self._decode_file(numbers[start:stop], read, pieces=pieces))
         return DecodedBlocks.joined(parts)
-
-    @cached_property
-    def _changes_blocks(self) -> bool:
-        """Return whether end-of-document tokens or extra columns are added to the decoded blocks of
-        any source."""
-        return bool(self.extra) or not {None}.issuperset(self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
         """Return whether `decode` will itself read more files. These are the files of extra

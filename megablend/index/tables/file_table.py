@@ -8,7 +8,6 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +91,12 @@ class FileTable:
         """Return file number i. Raises: IndexError if there is no such file."""
         i = self._checked_number(i)
         (row,) = self._files.slice(i, 1).to_pylist()
+        try:
+            meta = parse_json(row["meta"])
+        except ValueError as error:
+            raise self._damaged(f"the metadata of a file is not valid JSON ({error})") from error
+        if not isinstance(meta, dict):
+            raise self._damaged("the metadata of a file is not a JSON object")
         return FileEntry(
             name=row["name"],
             column=row["source"],
@@ -106,7 +111,7 @@ class FileTable:
                 size=row["size"],
                 token_dtype=row["token_dtype"],
                 structure=row["structure"],
-                meta=self._parse_meta(row["meta"]),
+                meta=meta,
             ),
         )
 
@@ -167,19 +172,11 @@ class FileTable:
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
         return np.fromiter(map(sizes.__getitem__, names), np.int64, len(names))
 
-    def _parse_meta(self, text: str) -> dict[str, Any]:
-        try:
-            meta = parse_json(text)
-        except ValueError as error:
-            raise self._damaged(f"the metadata of a file is not valid JSON ({error})") from error
-        if not isinstance(meta, dict):
-            raise self._damaged("the metadata of a file is not a JSON object")
-        return meta
-
     def _checked_number(self, i: int) -> int:
         i = operator.index(i)
-        if not 0 <= i < len(self):
-            raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
+        num_files = len(self.columns)
+        if not 0 <= i < num_files:
+            raise IndexError(f"file {i} is out of range: the index has {num_files} files")
         return i
 
     def _offsets(self, column: str, total: int) -> Int64s:

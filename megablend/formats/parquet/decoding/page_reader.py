@@ -164,10 +164,14 @@ class ParquetReader:
         if len(reads) > 1:
             blocks = join_tables([read.blocks for read in reads], blocks.dtype)
         offsets, sizes = places_of(blocks)
-        addresses = np.concatenate(
-            [address_of(read.fetched[0].buffers[0]) + read.fetched[0].begins for read in reads]
-        )
-        codecs = np.concatenate([read.chunks["codec"][read.blocks["chunk"]] for read in reads])
+        addresses_by_read = list[Int64s]()
+        codecs_by_read = list[Array]()
+        for read in reads:
+            pages = read.fetched[0]
+            addresses_by_read.append(address_of(pages.buffers[0]) + pages.begins)
+            codecs_by_read.append(read.chunks["codec"][read.blocks["chunk"]])
+        addresses = np.concatenate(addresses_by_read)
+        codecs = np.concatenate(codecs_by_read)
         headers = headers_in(source, offsets, sizes, addresses)
         self._check_headers(headers, blocks)
         bodies = bodies_of(source, headers, codecs, addresses + headers["header_bytes"])
@@ -188,7 +192,7 @@ class ParquetReader:
             bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            [dictionary for read in reads for dictionary in _find_dictionaries(read)],
+            list(itertools.chain.from_iterable(map(_find_dictionaries, reads))),
         )
         owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
@@ -197,13 +201,24 @@ class ParquetReader:
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
         """Check that headers belong to data pages, and state the sizes and encodings that are in
-        the index. Raises: CorruptFileError, UnsupportedFileError."""
+        the index; the two dictionary encodings count as the same. Raises: CorruptFileError,
+        UnsupportedFileError."""
         for i in ((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
-        self._check_encodings(headers, blocks)
-        body_bytes = blocks["stored_bytes"] - headers["header_bytes"]
         has_data = is_data(headers)
+        found = headers["encoding"]
+        expected = blocks["encoding"]
+        differs = found != expected
+        if differs.any():
+            by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
+            for i in (has_data & differs & ~by_dictionary).nonzero()[0]:
+                with self._source.error_context(int(headers["offset"][i]), "the page"):
+                    raise MalformedError(
+                        f"its values have encoding {name_of(Encoding, int(found[i]))}, but the index records "
+                        f"{name_of(Encoding, int(expected[i]))}"
+                    )
+        body_bytes = blocks["stored_bytes"] - headers["header_bytes"]
         for i in (~has_data | (body_bytes != headers["stored_bytes"])).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 if not has_data[i]:
@@ -211,23 +226,6 @@ class ParquetReader:
                         f"it is a page of type {headers['type'][i]}, not a data page"
                     )
                 _check_body(int(headers["stored_bytes"][i]), int(body_bytes[i]))
-
-    def _check_encodings(self, headers: Headers, blocks: Array) -> None:
-        """Check that values have the encodings that are in the index; the two dictionary encodings
-        count as the same. Raises: CorruptFileError."""
-        found = headers["encoding"]
-        expected = blocks["encoding"]
-        if not (found != expected).any():
-            return
-        by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
-        is_wrong = is_data(headers) & (found != expected) & ~by_dictionary
-        if is_wrong.any():
-            i = int(np.argmax(is_wrong))
-            with self._source.error_context(int(headers["offset"][i]), "the page"):
-                raise MalformedError(
-                    f"its values have encoding {name_of(Encoding, int(found[i]))}, but the index records "
-                    f"{name_of(Encoding, int(expected[i]))}"
-                )
 
     def _check(self, blocks: Array, levels: Levels) -> None:
         """Check that the levels of blocks are valid, and agree with the index. Raises:

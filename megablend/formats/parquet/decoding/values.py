@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from megablend.arrays import Int64s
 from megablend.formats.buffers import LARGE_BYTES, allocate_buffer
-from megablend.formats.decoded import address_of, addresses_of
+from megablend.formats.decoded import address_of
 from megablend.formats.parquet.decoding.codecs import Buffer
 from megablend.formats.parquet.metadata.names import Encoding, Physical, name_of
 from megablend.formats.parquet.metadata.source import FileBytes
@@ -137,7 +137,9 @@ def _decode_as_stored(
     with source.error_context(0, "the page") as location:
         for i in decoded.tolist():
             location.offset = int(offsets[i])
-            owners[i] = allocate_buffer(int(counts[i]) * stored.itemsize)
+            buffer = allocate_buffer(int(counts[i]) * stored.itemsize)
+            owners[i] = buffer
+            addresses[i] = buffer.address
         for i in np.flatnonzero(decoders == RLE_DICTIONARY).tolist():
             dictionary = encoded.dictionaries[i]
             if dictionary is not None:
@@ -148,9 +150,7 @@ def _decode_as_stored(
                 raise MalformedError(
                     "its values are dictionary-encoded, but its column chunk has no dictionary"
                 )
-        out_addresses = addresses_of([owners[i] for i in decoded.tolist()])
-        addresses[decoded] = out_addresses
-        pages["out"][decoded] = out_addresses
+        pages["out"] = addresses
         decoded_pages = pages[decoded]
         # The empty array gives the kernel the type of values
         decode_values(decoded_pages, np.empty(0, stored))
