@@ -214,10 +214,15 @@ def _list_pieces(run: Run, spans: Spans) -> list[Piece]:
     texts = TextPlaces(run)
     files = snapshot.file_of(spans.blocks).tolist()
     offsets = snapshot.blocks(spans.blocks)["offset"].tolist()
-    columns = (spans.epochs, spans.blocks, spans.starts, spans.stops)
     pieces = []
     for file, offset, epoch, block, start, stop in zip(
-        files, offsets, *(column.tolist() for column in columns), strict=True
+        files,
+        offsets,
+        spans.epochs.tolist(),
+        spans.blocks.tolist(),
+        spans.starts.tolist(),
+        spans.stops.tolist(),
+        strict=True,
     ):
         path = snapshot.path(file, run.store.roots)
         pieces.append(

@@ -17,7 +17,6 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.config import Config
-from megablend.config.settings import Masks
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_sizes import (
     BLOCK_OVERHEAD_BYTES,
@@ -25,7 +24,7 @@ from megablend.index.blocks.block_sizes import (
     NUM_SHARES,
     SHARES,
 )
-from megablend.run.run import Run
+from megablend.run.run import Run, Section
 
 PREFETCH_FACTOR = 2
 """Number of batches that torch's DataLoader requests ahead from each worker by default."""
@@ -76,7 +75,7 @@ def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int = 2) -> Bud
     """
     # Each value of an extra column also needs two int64 buffers from which it is gathered
     value_bytes = sum(16 + column.dtype.itemsize for column in run.extra_columns)
-    size = sample_bytes(run.sequence_length, run.settings.masks)
+    size = sample_bytes(run.settings)
     size += run.settings.sample_tokens * value_bytes
     return split_budget(run, num_batches * micro_batch_size * size)
 
@@ -90,11 +89,10 @@ def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
 
 def split_budget(run: Run, batches: int) -> Budget:
     """Divide `memory` for a process whose batches take `batches` bytes. No part is negative."""
-    orders = sum(
-        reading.order.memory_bytes
-        for source in range(len(run.sources))
-        for reading in run.locator.readings(source)
-    )
+    orders = 0
+    for source in range(len(run.sources)):
+        for reading in run.locator.readings(source):
+            orders += reading.order.memory_bytes
     return _divide(run, run.runtime.memory, batches, orders)
 
 
@@ -120,9 +118,11 @@ def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
     return Budget(batches=batches, orders=orders, **parts)
 
 
-def sample_bytes(length: int, masks: Masks) -> int:
-    """Return the number of bytes of a sample of `length` tokens in a batch, including temporary
+def sample_bytes(settings: Config | Section) -> int:
+    """Return the number of bytes of a sample with these settings in a batch, including temporary
     arrays."""
+    length = settings.sequence_length
+    masks = settings.masks
     size = 32 * length  # tokens, labels, position_ids int64, loss_mask float32, marks
     if masks.create_attention_mask:
         size += length * length
@@ -133,8 +133,7 @@ def sample_bytes(length: int, masks: Masks) -> int:
 
 def cache_bytes_of(run: Run) -> int:
     """Return the number of bytes of blocks that `dataset[k]` caches while no loader reads ahead."""
-    longest = max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
-    budget = split_budget(run, longest)
+    budget = split_budget(run, max(map(sample_bytes, run.sections)))
     return budget.blocks + budget.cache + budget.planning
 
 
@@ -142,7 +141,7 @@ def check_sample(config: Config) -> None:
     """Check that a single sample, of any stage, takes no more than `memory`.
     Raises: ConfigError."""
     for stage in (config, *config.stage_configs_ignoring_sources):
-        size = sample_bytes(stage.sequence_length, stage.masks)
+        size = sample_bytes(stage)
         if size > config.memory:
             raise ConfigError(
                 f"memory: found {format_bytes(config.memory)}, expected "

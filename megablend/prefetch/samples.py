@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
     span_offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1))
     provenances = list[Sample]()
     for i, (first, stop) in enumerate(pairwise(span_offsets.tolist())):
-        own_spans = Spans(*(column[first:stop] for column in spans))
+        own_spans = Spans(*map(itemgetter(slice(first, stop)), spans))
         provenances.append(
             Sample(
                 source=int(sources[i]),
@@ -151,12 +152,10 @@ def gather(
     table.gather(slots, spans, width, tokens, labels)
     if not settings.add_extra_token_to_sequence:
         labels[:, -1] = 0
-    extra = {
-        extra_column.column: table.gather_extra(
-            i, extra_column.dtype, slots, spans, (num_samples, width)
-        )
-        for i, extra_column in enumerate(run.extra_columns)
-    }
+    extra = dict[str, npt.NDArray[Any]]()
+    for i, column in enumerate(run.extra_columns):
+        shape = (num_samples, width)
+        extra[column.column] = table.gather_extra(i, column.dtype, slots, spans, shape)
     begins = None
     if continued is not None:
         begins = table.begins(slots, spans, num_samples * width, width, continued)

@@ -22,8 +22,8 @@ from megablend.prefetch.memory_budget import cache_bytes_of
 from megablend.prefetch.samples import Sample, read_each, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
-from megablend.reader.tensors import sample_dict
-from megablend.reader.transform import Transform, apply, checked
+from megablend.reader.tensors import batch_dict
+from megablend.reader.transform import Transform, apply, checked, sample_of
 from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.run.state import State
@@ -104,7 +104,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         run = self.run.view_at(ks[0])
         try:
             with translating(self._name(ks[0])):
-                sample = sample_dict(run.settings, read_samples(run, self.block_cache, ks))
+                samples = read_samples(run, self.block_cache, ks)
+                sample = sample_of(batch_dict(run.settings, samples), 0)
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
         if k is None:

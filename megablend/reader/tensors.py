@@ -16,7 +16,6 @@ import torch
 
 from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
 from megablend.prefetch.samples import Samples
-from megablend.reader.transform import sample_of
 from megablend.run.run import Section
 
 
@@ -64,18 +63,12 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
         arrays["attention_mask"] = np.empty((num_samples, 1, length, length), np.bool_)
         fill_causal_mask(attention_resets, arrays["attention_mask"])
     arrays["dataset_id"] = samples.sources.astype(np.int64)
-    batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    batch: dict[str, Any] = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
     if samples.extra:
         batch["extra"] = {
             name: torch.from_numpy(_signed(array)) for name, array in samples.extra.items()
         }
     return batch
-
-
-def sample_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """Return the first of the samples as a dict, as GPTDataset returns it: without the batch
-    dimension, and with dataset_id as an int."""
-    return sample_of(batch_dict(settings, samples), 0)
 
 
 def _make_loss_mask(settings: Section, samples: Samples) -> npt.NDArray[np.float32]:

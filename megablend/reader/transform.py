@@ -59,14 +59,14 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
 
 
 def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Return the i-th sample of a batch in the form in which `dataset[k]` returns it, with
-    dataset_id as an int."""
-    sample: dict[str, Any] = {
-        name: sample_of(value, i) if isinstance(value, Mapping) else value[i]
-        for name, value in batch.items()
-    }
-    if "dataset_id" in sample:
-        sample["dataset_id"] = int(sample["dataset_id"])
+    """Return the i-th sample of a batch as GPTDataset returns it, and `dataset[k]`: without the
+    batch dimension, and with dataset_id as an int."""
+    sample = dict[str, Any]()
+    for name, value in batch.items():
+        if isinstance(value, Mapping):
+            sample[name] = sample_of(value, i)
+        else:
+            sample[name] = int(value[i]) if name == "dataset_id" else value[i]
     return sample
 
 

@@ -115,12 +115,10 @@ class Locator:
     def readings(self, source: int) -> tuple[Reading, ...]:
         """Return the readings of a source, in order; none if no snapshot of this split has the
         source."""
-        if source not in self._readings:
-            self._readings[source] = tuple(self._make_readings(source))
-        return self._readings[source]
-
-    def _make_readings(self, source: int) -> list[Reading]:
-        """Make a reading for each segment. Snapshots that lack the source are not read."""
+        made = self._readings.get(source)
+        if made is not None:
+            return made
+        # A reading for each segment. Snapshots that lack the source are not read
         readings = list[Reading]()
         blocks = self._sources[source]
         snapshots = blocks.snapshots
@@ -148,7 +146,8 @@ class Locator:
                 readings[-1] = readings[-1]._replace(extra_before=kept)
         if len(readings) == 1:
             readings[0] = readings[0]._replace(listed=_list_source(readings[0]))
-        return readings
+        self._readings[source] = tuple(readings)
+        return self._readings[source]
 
     def _is_promised(self, source: int, segment: Segment) -> bool:
         """Find the sample of a source that ends where a segment begins, and return whether it comes

@@ -7,7 +7,7 @@ before it is used.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -79,7 +79,7 @@ class Run:
         masks = masks or (self.runtime.masks,)
         extra = self.ledger.blend.add_extra_token_to_sequence
         lengths = {each.start: each.request.sample_tokens for each in self.plan.stages}
-        edges = sorted({*lengths, *(start for start in starts if start < self.num_samples)})
+        edges = sorted({*lengths, *starts[: bisect_left(starts, self.num_samples)]})
         sections = list[Section]()
         length = 0
         for start, stop in pairwise([*edges, self.num_samples]):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.blend.epochs import Segment
-from megablend.index.blocks.growing_splits import Ranges, SplitRanges
+from megablend.index.blocks.growing_splits import SplitRanges
 from megablend.index.blocks.splits import SplitBlocks
 from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
 from megablend.index.read.snapshot import Snapshot
@@ -49,11 +49,6 @@ class SplitData:
         has_source: npt.NDArray[np.bool_] = self.numbers >= 0
         return has_source
 
-    def ranges(self, source: int) -> Ranges:
-        """Return the ranges of a source's documents that belong to the split. The snapshot must have
-        the source."""
-        return self.splits.ranges(int(self.numbers[source]), self.column)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourceBlocks:
@@ -73,7 +68,8 @@ class SourceBlocks:
     def blocks(self, snapshot: str) -> SplitBlocks:
         """Return the blocks of the source in a snapshot, given by its digest."""
         found = self.snapshots[snapshot]
-        return SplitBlocks(found.snapshot, found.ranges(self.number), has_eod=self.appends_eod)
+        documents = found.splits.ranges(int(found.numbers[self.number]), found.column)
+        return SplitBlocks(found.snapshot, documents, has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
         """Return the blocks that a segment's epochs read: the blocks of its snapshot, except those

@@ -66,20 +66,22 @@ class SplitSources:
     @cached_property
     def blocks(self) -> tuple[SourceBlocks, ...]:
         """The blocks of each source, [num_sources]."""
-        return tuple(
-            SourceBlocks(
-                name=index_name,
-                number=number,
-                snapshots={
-                    each.snapshot.digest: each for each in self.snapshots if each.has_source[number]
-                },
-                appends_eod=source.append_eod is not None,
-                key=int(digest_json([self.seed, self.split, source.name])[:16], 16),
+        blocks = list[SourceBlocks]()
+        for number, source in enumerate(self.sources):
+            snapshots = dict[str, SplitData]()
+            for each in self.snapshots:
+                if each.numbers[number] >= 0:
+                    snapshots[each.snapshot.digest] = each
+            blocks.append(
+                SourceBlocks(
+                    name=self.index_names[number],
+                    number=number,
+                    snapshots=snapshots,
+                    appends_eod=source.append_eod is not None,
+                    key=int(digest_json([self.seed, self.split, source.name])[:16], 16),
+                )
             )
-            for number, (source, index_name) in enumerate(
-                zip(self.sources, self.index_names, strict=True)
-            )
-        )
+        return tuple(blocks)
 
     def of_snapshot(self, number: int) -> SplitSources:
         """Return a copy with only one of the snapshots, given by its number."""

@@ -13,7 +13,8 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
 from megablend.prefetch.samples import Samples
-from megablend.reader.tensors import sample_dict
+from megablend.reader.tensors import batch_dict
+from megablend.reader.transform import sample_of
 from megablend.run.run import Section
 from tests.examples import examples
 
@@ -43,15 +44,13 @@ def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:
 )
 def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool]) -> None:
     reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask = flags
-    found = sample_dict(
-        section(
-            reset_position_ids=reset_position_ids,
-            reset_attention_mask=reset_attention_mask,
-            eod_mask_loss=eod_mask_loss,
-            create_attention_mask=create_attention_mask,
-        ),
-        sample(tokens),
+    settings = section(
+        reset_position_ids=reset_position_ids,
+        reset_attention_mask=reset_attention_mask,
+        eod_mask_loss=eod_mask_loss,
+        create_attention_mask=create_attention_mask,
     )
+    found = sample_of(batch_dict(settings, sample(tokens)), 0)
     text = torch.tensor(tokens)
     mask, loss, positions = _get_ltor_masks_and_position_ids(text[:-1], 0, *flags)
     assert torch.equal(found["tokens"], text[:-1])
@@ -70,9 +69,8 @@ def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool])
 
 
 def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
-    found = sample_dict(
-        section(add_extra_token_to_sequence=False), sample(list(range(1, LENGTH + 1)))
-    )
+    settings = section(add_extra_token_to_sequence=False)
+    found = sample_of(batch_dict(settings, sample(list(range(1, LENGTH + 1)))), 0)
     assert found["labels"].tolist() == [*range(2, LENGTH + 1), 0]
     assert found["loss_mask"].tolist() == [1.0] * (LENGTH - 1) + [0.0]
 
@@ -87,9 +85,8 @@ def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
     ],
 )
 def test_inter_document_masking(starts: list[int], ends: list[int], longest: int) -> None:
-    found = sample_dict(
-        section(inter_document_masking=True), sample(list(range(LENGTH + 1)), starts)
-    )
+    settings = section(inter_document_masking=True)
+    found = sample_of(batch_dict(settings, sample(list(range(LENGTH + 1)), starts)), 0)
     lengths = found["cu_seqlens"]
     assert lengths.dtype == torch.int32
     assert lengths.tolist() == [0, *ends, *[LENGTH] * (LENGTH - len(ends))]

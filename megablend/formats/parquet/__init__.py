@@ -60,7 +60,8 @@ class ParquetFormat(ColumnFormat):
         except (CorruptFileError, UnsupportedFileError) as error:
             raise changed_error(path, error) from error
         check_structure(path, digest, file, "footer")
-        meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
+        meta = dict(file.meta)
+        meta.pop(DOCUMENTS, None)
         return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))
 
 

@@ -222,7 +222,7 @@ class OpenFiles:
         """Check that the opened file is the version that was indexed, or has the same content.
         Raises: ChangedFileError; the errors of Storage.read."""
         paths = self._snapshot.columns[file.column].kind.files(path)
-        version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
+        version = number_of(join_etags(map(self._storage.stat_opened, paths)))
         seen = int(self._snapshot.seen[number])
         if version in (seen, self._same_content.get(number)):
             return

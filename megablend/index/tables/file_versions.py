@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,7 @@ def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
     return digest.hexdigest()
 
 
-def join_etags(stats: Sequence[FileStat]) -> str:
+def join_etags(stats: Iterable[FileStat]) -> str:
     """Return a text that identifies the version of a data file, given the stats of all files that
     belong to it."""
     return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
