@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -53,7 +54,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
             for whole, before in zip(wholes, so_far, strict=True)
         ]
         stage = _divide(residuals, end - start)
-        so_far = [before + added for before, added in zip(so_far, stage, strict=True)]
+        so_far = list(map(operator.add, so_far, stage))
         totals.append(stage)
         start = end
     return totals
@@ -156,7 +157,7 @@ def _to_integers(weights: Sequence[int | Fraction]) -> list[int]:
             raise PlanError(f"source {source} has weight {weight}; expected 0 or more")
     if not any(weights):
         raise PlanError("all weights are 0; expected at least one above 0")
-    scale = math.lcm(*(weight.denominator for weight in weights))
+    scale = math.lcm(*map(operator.attrgetter("denominator"), weights))
     return [weight.numerator * (scale // weight.denominator) for weight in weights]
 
 
@@ -165,9 +166,13 @@ def _divide(wholes: Sequence[int], total: int) -> list[int]:
     if total < 0:
         raise PlanError(f"cannot divide {total} samples; expected 0 or more")
     scale = sum(wholes)
-    shares = [divmod(whole * total, scale) for whole in wholes]
-    totals = [floor for floor, _ in shares]
-    by_remainder = sorted(range(len(wholes)), key=lambda source: -shares[source][1])
+    totals = list[int]()
+    negated = list[int]()  # the remainders, so that the largest are the first
+    for whole in wholes:
+        floor, remainder = divmod(whole * total, scale)
+        totals.append(floor)
+        negated.append(-remainder)
+    by_remainder = sorted(range(len(wholes)), key=negated.__getitem__)
     for source in by_remainder[: total - sum(totals)]:
         totals[source] += 1
     return totals

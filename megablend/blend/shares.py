@@ -228,11 +228,13 @@ def _list_values(
 ) -> list[Fraction]:
     """Return the numbers that the config gives for the sources, [num_sources]: relative weights, or
     amounts in samples or tokens."""
-    listed = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
-    values = [
-        Fraction(n) if value == SIZE else value for value, n in zip(listed, tokens, strict=True)
-    ]
-    if config.temperature is not None or SIZE in listed:
+    values = list[Fraction]()
+    is_sized = False
+    for source, n in zip(sources, tokens, strict=True):
+        value = getattr(source, unit) if source.unit else Fraction(1)
+        is_sized |= value == SIZE
+        values.append(Fraction(n) if value == SIZE else value)
+    if config.temperature is not None or is_sized:
         return compute_weights(values, config.temperature)
     if unit == "epochs":
         return [value * n for value, n in zip(values, tokens, strict=True)]

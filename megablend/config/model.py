@@ -4,6 +4,7 @@ that follow for the index."""
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import chain
 from operator import attrgetter
 
 from pydantic import BaseModel, PrivateAttr, model_validator
@@ -99,7 +100,8 @@ class Config(Settings):
         lengths = check_settings(self)
         stage_configs: tuple[Config, ...] = ()
         if self.stages:
-            check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
+            names = list(map(attrgetter("name"), self.sources["train"]))
+            check_listed(self.stages, names, lengths)
             stage_configs = self.stage_configs
             check_stages(self.stages, stage_configs, ends_with_run=bool(lengths))
         if self.on_exhausted == "redistribute":
@@ -129,7 +131,8 @@ class Config(Settings):
         if not self.stages:
             return (self,)
         current = self.model_copy(update={"stages": ()} | dict.fromkeys(LENGTHS))
-        current._withdrawn = frozenset(name for stage in self.stages for name in stage.withdraw)
+        withdrawn = chain.from_iterable(map(attrgetter("withdraw"), self.stages))
+        current._withdrawn = frozenset(withdrawn)
         configs = list[Config]()
         for stage in self.stages:
             current = current.model_copy(update=stage.find_changes())

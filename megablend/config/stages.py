@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -64,7 +65,7 @@ class StageSource(Share, _Changes):
         """Return the fields of a `Source` to update. A new share replaces the source's share,
         whatever its unit."""
         changes = {name: getattr(self, name) for name in self.model_fields_set}
-        if any(changes.get(unit) is not None for unit in UNITS):
+        if not {None}.issuperset(map(changes.get, UNITS)):
             changes = dict.fromkeys(UNITS) | changes
         return changes
 
@@ -164,12 +165,12 @@ class StageSettings(_Changes):
     @property
     def changes_samples(self) -> bool:
         """Whether the stage changes the length of samples, or a mask."""
-        return any(getattr(self, name) is not None for name in ("sequence_length", *MASKS))
+        return not self.find_changes().keys().isdisjoint(("sequence_length", *MASKS))
 
     @property
     def has_end(self) -> bool:
         """Whether the stage sets its end."""
-        return any(getattr(self, name) is not None for name in ENDS)
+        return not {None}.issuperset(attrgetter(*ENDS)(self))
 
     def find_changes(self) -> dict[str, Any]:
         """Return the settings of the config that the stage changes, apart from its sources."""

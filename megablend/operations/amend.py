@@ -289,8 +289,8 @@ def _describe(
     ledger = before.ledger
     number = run.ledger.starts.index(at)
     drain = describe_drain(run, number)
-    names = [source.name for source in run.sources]
-    outlooks = [_look_ahead(plan, at, run) for plan in (before.plan, run.plan)]
+    outlooks_before = _look_ahead(before.plan, at, run)
+    outlooks_now = _look_ahead(run.plan, at, run)
     # Ledgers of one stage each, which differ in the settings that apply from the sample on
     stage_before = dataclasses.replace(ledger.stage_at(at), cut=None)
     stage_now = dataclasses.replace(run.ledger.stage_at(at), cut=None)
@@ -315,10 +315,14 @@ def _describe(
         plan=run.ledger.digest,
         samples_before=ledger.num_samples,
         samples=run.num_samples,
-        changes=tuple(each.as_change() for each in differences if each.what != "stage ends"),
+        changes=tuple(
+            {"what": each.what, "before": each.a, "after": each.b}
+            for each in differences
+            if each.what != "stage ends"
+        ),
         sources=tuple(
-            AmendedSource(name=name, before=old, after=now)
-            for name, old, now in zip(names, *outlooks, strict=True)
+            AmendedSource(name=source.name, before=old, after=now)
+            for source, old, now in zip(run.sources, outlooks_before, outlooks_now, strict=True)
         ),
         note=note,
     )

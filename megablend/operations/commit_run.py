@@ -97,9 +97,7 @@ def publish_splits(config: Config, store: BlockStore) -> None:
         snapshot = of_snapshot.snapshot
         numbers = snapshot.sources.numbers
         owners.add(snapshot.digest)
-        owners |= {
-            table_key(snapshot, numbers[name])
-            for name in config.sources_needing_lengths
-            if name in numbers
-        }
+        for name in config.sources_needing_lengths:
+            if name in numbers:
+                owners.add(table_key(snapshot, numbers[name]))
     config.cache_store.publish_files("splits", owners)

@@ -25,11 +25,6 @@ class Difference(Record):
     b: Any
     """The value in the second run; None if the run does not have the setting."""
 
-    def as_change(self) -> dict[str, Any]:
-        """Return the difference as a change of one run, with the keys `what`, `before` and
-        `after`."""
-        return {"what": self.what, "before": self.a, "after": self.b}
-
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     """Return the differences between two ledgers. A state has only the indices and the chain of

@@ -48,16 +48,14 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
 def _find_planned(plan: StagesPlan, number: int, stage: Stage, sample: int) -> int:
     """Return the index in a plan of the part of stage `number` that contains `sample`. If the
     sample is in the drain before the stage, return the index of the stage's first part."""
-    # A drain after the stage also has the stage's number, but starts where the stage stops
-    parts = [
-        index
-        for index, part in enumerate(plan.stages)
-        if part.number == number and part.start < stage.stop
-    ]
-    for index in parts:
-        if sample <= plan.stages[index].stop:
-            return index
-    return parts[-1]
+    last = 0
+    for index, part in enumerate(plan.stages):
+        # A drain after the stage also has the stage's number, but starts where the stage stops
+        if part.number == number and part.start < stage.stop:
+            last = index
+            if sample <= part.stop:
+                break
+    return last
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:

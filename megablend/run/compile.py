@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +104,10 @@ class Compiled:
     def stage_at(self, sample: int) -> RequestedStage:
         """Return the stage that contains a sample; the last stage for samples beyond the
         request."""
-        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
+        for stage in self.stages:
+            if sample < stage.stop:
+                return stage
+        return self.stages[-1]
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
         """Return the number of tokens of each source of this split in a stage's snapshot; 0 if the
@@ -119,7 +123,7 @@ class Compiled:
             store=self.store,
             data=self.data,
             runtime=Runtime.of(self.config),
-            starts=tuple(stage.start for stage in self.stages),
+            starts=tuple(map(attrgetter("start"), self.stages)),
             plan=plan_stages(self.ledger.stages, self.data.tokens_by_index, self.data.blocks),
         )
 
@@ -315,10 +319,13 @@ class _Compiler:
         if start >= self.links[-1].stop:
             lanes = [self.stages[-1].config.lanes] if self.stages else []
             return Drain(None, math.lcm(stage_config.lanes, self.batch or 1, *lanes))
-        starts = [0, *(link.stop for link in self.links)]
-        link = next(
-            (link for begin, link in zip(starts, self.links, strict=False) if begin == start), None
-        )
+        link = None
+        begin = 0
+        for each in self.links:
+            if begin == start:
+                link = each
+                break
+            begin = each.stop
         committed = None if link is None else link.drain
         if settings.drain not in (None, committed):
             expected = (
@@ -418,7 +425,10 @@ class _Compiler:
     def _make_blend(self, stage: RequestedStage) -> Blend:
         """Make the blend of a stage, with the newest plan version."""
         config = stage.config
-        num_sources = self._count_sources(stage)
+        number = config.snapshot if self.split == "train" else 0
+        # The sources of the stage's snapshot and of earlier ones come first in the list of all
+        in_snapshots = list(map(attrgetter("has_source"), self.data.snapshots[: number + 1]))
+        num_sources = int(np.flatnonzero(np.any(in_snapshots, axis=0))[-1]) + 1
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
@@ -442,13 +452,6 @@ class _Compiler:
             shuffle_window=config.shuffle_window,
             schedule=schedule,
         )
-
-    def _count_sources(self, stage: RequestedStage) -> int:
-        """Return the number of sources in a stage's snapshot and in earlier ones. These come first
-        in the list of all sources."""
-        number = stage.config.snapshot if self.split == "train" else 0
-        has_source = np.any([each.has_source for each in self.data.snapshots[: number + 1]], axis=0)
-        return int(np.flatnonzero(has_source)[-1]) + 1
 
 
 def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:

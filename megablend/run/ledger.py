@@ -4,6 +4,7 @@ by appending stages."""
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from itertools import groupby, pairwise
@@ -41,7 +42,7 @@ class Ledger:
     @property
     def ends(self) -> tuple[int, ...]:
         """The sample number at which each stage ends, or was cut."""
-        return tuple(stage.stop for stage in self.stages)
+        return tuple(map(attrgetter("stop"), self.stages))
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -74,7 +75,10 @@ class Ledger:
 
     def stage_at(self, sample: int) -> Stage:
         """Return the stage that contains a sample; the last stage for samples beyond the run."""
-        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
+        for stage in self.stages:
+            if sample < stage.stop:
+                return stage
+        return self.stages[-1]
 
     @property
     def indices(self) -> tuple[str, ...]:
@@ -202,10 +206,12 @@ class Ledger:
         """Refuse a request that sets `new_data` before `stop` where the committed stages do not
         have it, or that does not set it where they have it, so that later stages would read an
         earlier index. Raises: PlanError."""
-        committed = [sample for sample in self.index_changes if sample < stop]
-        wanted = [sample for sample in requested.index_changes if sample <= stop]
-        past = [sample for sample in wanted if sample < stop]
-        added = [sample for sample in past if sample not in committed]
+        changes = self.index_changes
+        committed = changes[: bisect_left(changes, stop)]
+        wanted = requested.index_changes
+        past = wanted[: bisect_left(wanted, stop)]
+        wanted = wanted[: bisect_right(wanted, stop)]
+        added = sorted(set(past).difference(committed))
         # A start that no committed stage has may be a committed one that is rounded otherwise now
         if len(past) > len(committed) or not set(self.starts).isdisjoint(added):
             raise PlanError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any
 
@@ -208,7 +209,7 @@ def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
         digests = (
             record["digests"]
             if version == VERSION
-            else [stage["digest"] for stage in record["stages"]]
+            else list(map(itemgetter("digest"), record["stages"]))
         )
         request = record.get("request")
         ledger = Ledger(
@@ -278,7 +279,7 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
     index = ""
     stages = list[Stage]()
     for changes in record["stages"]:
-        kept = {name: getattr(blend, name) for name in SETTINGS}
+        kept = dict(zip(SETTINGS, attrgetter(*SETTINGS)(blend), strict=True))
         kept |= {"index": index, "num_sources": len(blend.sources)}
         each = kept | _DEFAULTS | changes
         _check(each, _STAGE)
@@ -290,13 +291,12 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
             share = Fraction(numerator, each["of"])
             sources[number] = sources[number].with_share(share, cycles)
         schedule = parse_schedule(each["schedule"]) if "schedule" in each else None
-        if any(source.share is None for source in sources) or (
+        if None in map(attrgetter("share"), sources) or (
             schedule is not None and len(schedule.start) != len(sources)
         ):
             raise ValueError("the shares or the schedule of a stage do not match its sources")
-        blend = Blend(
-            sources=tuple(sources), schedule=schedule, **{name: each[name] for name in SETTINGS}
-        )
+        settings = dict(zip(SETTINGS, itemgetter(*SETTINGS)(each), strict=True))
+        blend = Blend(sources=tuple(sources), schedule=schedule, **settings)
         stages.append(
             Stage(
                 end=each["end"],

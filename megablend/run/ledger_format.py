@@ -16,6 +16,8 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from megablend.blend.schedule import schedule_record
@@ -144,8 +146,15 @@ def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -
     Raises: ValueError if a stage lacks or changes sources of the previous one."""
     sources = list(map(_list_fixed, stages[-1].blend.sources))
     records = list[dict[str, Any]]()
+    version = CHANGES_VERSION
     before = None
     for stage, digest in zip(stages, digests, strict=True):
+        if stage.index != stages[0].index:
+            version = max(version, DATA_VERSION)
+        if stage.drain is not None:
+            version = max(version, DRAIN_VERSION)
+        if stage.whole_epochs:
+            version = NEWEST_VERSION
         named = list(map(_list_fixed, stage.blend.sources))
         if named != sources[: len(named)] or (
             before is not None and len(named) < len(before.blend.sources)
@@ -159,11 +168,6 @@ def _changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -
             record["num_sources"] = len(named)
         records.append(record)
         before = stage
-    version = CHANGES_VERSION if len({stage.index for stage in stages}) == 1 else DATA_VERSION
-    if any(stage.drain is not None for stage in stages):
-        version = DRAIN_VERSION
-    if any(stage.whole_epochs for stage in stages):
-        version = NEWEST_VERSION
     return {"version": version, "run": run, "sources": sources, "stages": records}
 
 
@@ -194,7 +198,7 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
     ]
     if changed:
         shares = [source.share or Fraction(0) for _, source in changed]
-        record["of"] = math.lcm(*(share.denominator for share in shares))
+        record["of"] = math.lcm(*map(attrgetter("denominator"), shares))
         record["shares"] = [
             [number, share.numerator * (record["of"] // share.denominator), source.cycles]
             for (number, source), share in zip(changed, shares, strict=True)
@@ -208,9 +212,9 @@ def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -
     record = ledger_record(run, stages, request)
     if record["version"] == VERSION:
         return json.dumps(record, indent=1)
-    head = {key: value for key, value in record.items() if key != "stages"}
-    lines = ",\n".join(json.dumps(stage, separators=(",", ":")) for stage in record["stages"])
-    return f'{json.dumps(head, separators=(",", ":"))[:-1]},\n"stages":[\n{lines}\n]}}\n'
+    dump = partial(json.dumps, separators=(",", ":"))
+    lines = ",\n".join(map(dump, record.pop("stages")))
+    return f'{dump(record)[:-1]},\n"stages":[\n{lines}\n]}}\n'
 
 
 def seal_ledger(text: str, skips: int) -> str:

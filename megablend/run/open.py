@@ -51,11 +51,10 @@ def open_ledger(
             raise CacheError(
                 f"{snapshots[-1].folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
-    eods = {
-        f"{owner}/{source.name}" if is_listed else source.name: source.append_eod
-        for owner, each in known.items()
-        for source in each.blend.sources
-    }
+    eods = dict[str, int | None]()
+    for owner, each in known.items():
+        for source in each.blend.sources:
+            eods[f"{owner}/{source.name}" if is_listed else source.name] = source.append_eod
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
     split_ledger = known[split]
     # The ledger of valid or test may have been recorded before some of train's sources were added

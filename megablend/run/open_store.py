@@ -4,7 +4,8 @@ config."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -49,8 +50,8 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
         or if a source that the config does not withdraw is missing in a snapshot but not in an
         earlier one; CacheError if a snapshot cannot be opened.
     """
-    snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
-    if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
+    snapshots = list(map(partial(open_snapshot, config.cache_store), digests))
+    if len(snapshots) == 1 and not any(map(attrgetter("changes_index"), config.stages)):
         return open_block_store(config, snapshots[0], storage)
     _check_sources(config, snapshots)
     for number, each in enumerate(snapshots):
@@ -90,7 +91,8 @@ def join_stores(
     Raises: PlanError if a snapshot lacks an extra column; ConfigError if an extra column has
         different types in sources of a split.
     """
-    stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
+    open_one = partial(_open_store, run, eods=eods, runtime=runtime, storage=storage)
+    stores = list(map(open_one, snapshots))
     if len(stores) == 1:
         return stores[0]
     extra = dict[str, tuple[ExtraColumn, ...]]()
@@ -114,11 +116,10 @@ def _open_store(
     """Open the blocks of a snapshot; see `join_stores` for the arguments and errors."""
     names = snapshot.sources.names
     append_eod = list(map(eods.get, names))
-    roots = {
-        name: _root(snapshot, name, runtime.paths[name], storage)
-        for name in names
-        if name in runtime.paths
-    }
+    roots = dict[str, str]()
+    for name in names:
+        if name in runtime.paths:
+            roots[name] = _root(snapshot, name, runtime.paths[name], storage)
     extra_bytes = runtime.memory // EXTRA_PART
     plain = BlockStore(snapshot, append_eod, roots, extra_bytes=extra_bytes, storage=storage)
     extra = dict[str, tuple[ExtraColumn, ...]]()
@@ -142,12 +143,10 @@ def list_eods(config: Config) -> dict[str, int | None]:
 
 def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
     """Check that a snapshot is what the config requests. Raises: see `open_block_store`."""
-    numbers = snapshot.sources.numbers
-    named = {
-        name: source
-        for name, source in config.all_sources.items()
-        if name in numbers or number is None
-    }
+    named = config.all_sources
+    if number is not None:
+        numbers = snapshot.sources.numbers
+        named = {name: source for name, source in named.items() if name in numbers}
     misfit = find_misfit(config, snapshot, named, number)
     if misfit is not None:
         raise _refuse(config.run, snapshot, misfit)
@@ -179,7 +178,8 @@ def find_misfit(
     checked = set[object]()
     largest = 0
     reads = dict(zip(sources.names, sources.reads, strict=True))
-    if sources and any(source.append_eod is not None for source in named.values()):
+    eods = map(attrgetter("append_eod"), named.values())
+    if sources and not {None}.issuperset(eods):
         files = range(sources[-1].files.stop)  # the files of extra columns come after these
         largest = min(map(_find_largest, snapshot.files.token_dtypes(files)), default=0)
     for name, source in named.items():

@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -139,9 +141,14 @@ class _Planner:
         """Plan all stages. Raises: see plan_stages."""
         number = 0
         for group in _list_groups(self.stages):
-            self._check_end(group[0], number)
-            self.enter(group[0])
-            steps_of_stages = _list_steps(group, self.start, self.tokens[group[0].index])
+            stage = group[0]
+            if number and self.stages[number - 1].stop < self.start >= stage.end:
+                raise PlanError(
+                    f"stage {number} ends at sample {stage.end:,}, but the settings of the previous stage are kept "
+                    f"until sample {self.start:,}; let it end later"
+                )
+            self.enter(stage)
+            steps_of_stages = _list_steps(group, self.start, self.tokens[stage.index])
             for stage, steps in zip(group, steps_of_stages, strict=True):
                 for end, totals in steps:
                     self._add_step(stage, end, totals, number)
@@ -151,14 +158,6 @@ class _Planner:
                 if number < len(self.stages):
                     self.drain_before(stage, self.stages[number])
         return StagesPlan(self.planned, self.epochs.finish())
-
-    def _check_end(self, stage: Stage, number: int) -> None:
-        """Refuse a stage that ends before the drain that precedes it does. Raises: PlanError."""
-        if number and self.stages[number - 1].stop < self.start >= stage.end:
-            raise PlanError(
-                f"stage {number} ends at sample {stage.end:,}, but the settings of the previous stage are kept "
-                f"until sample {self.start:,}; let it end later"
-            )
 
     def enter(self, stage: Stage) -> None:
         """Begin a stage with its snapshot and order."""
@@ -203,9 +202,17 @@ class _Planner:
         return gone
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
-        """Plan a step of a stage, and count what it reads. For the arguments, see `_plan_step`."""
+        """Plan a step of a stage, and count what it reads. For the arguments, see `_plan_step`.
+        Raises: PlanError if a source is read again after its remaining samples were dropped."""
         request = self._make_request(stage.blend, _pad(totals, len(self.samples_read)))
-        self._check_dropped(stage, request.totals)
+        for source in np.flatnonzero(
+            (request.totals > 0) & (self.abandoned_samples > self.samples_read)
+        ).tolist():
+            raise PlanError(
+                f"source {stage.blend.sources[source].name!r} is read again after a stage without "
+                "any of its files, but in between the sequence length changed or files were "
+                "withdrawn; add its new files as a source with another name"
+            )
         part = _plan_step(stage, request, self.tokens_read, end, number)
         if part.cut_edges is not None:
             self.samples_begun = np.maximum(
@@ -283,18 +290,6 @@ class _Planner:
             for share, is_lost in zip(shares, lost.tolist(), strict=True)
         ]
 
-    def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
-        """Check that no source is read again after its remaining samples were dropped. Raises:
-        PlanError."""
-        for source in np.flatnonzero(
-            (totals > 0) & (self.abandoned_samples > self.samples_read)
-        ).tolist():
-            raise PlanError(
-                f"source {stage.blend.sources[source].name!r} is read again after a stage without "
-                "any of its files, but in between the sequence length changed or files were "
-                "withdrawn; add its new files as a source with another name"
-            )
-
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
         """Return whether a drain must come before the following stage: the length of samples
         changes there, or the stage lacks files of epochs that were begun."""
@@ -357,7 +352,7 @@ def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> li
         start: number of the group's first sample.
     """
     blend = group[0].blend
-    ends = [stage.end for stage in group]
+    ends = list(map(attrgetter("end"), group))
     if blend.schedule is not None:
         steps = zip(blend.schedule.ends, blend.schedule.totals(blend.shares), strict=True)
         return [[(start + end, np.array(totals, np.int64)) for end, totals in steps]]
@@ -421,4 +416,5 @@ def _plan_step(
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:
     """Return the number of complete samples of each source in one epoch, [num_sources]."""
-    return [samples_in(n, sequence_length, extra) for n in tokens]
+    count = partial(samples_in, sequence_length=sequence_length, extra=extra)
+    return list(map(count, tokens))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -189,9 +190,8 @@ def _check_sequence(run: str, sources: SplitSources) -> None:
     Raises: PlanError."""
     names = sources.index_names
     # For each source, the first snapshot that has it
-    arrivals = np.argmax(
-        [*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0
-    )
+    in_snapshots = map(attrgetter("has_source"), sources.snapshots)
+    arrivals = np.argmax([*in_snapshots, np.ones(len(names), np.bool_)], axis=0)
     # For each source, the first snapshot that has it or a source listed after it
     earliest = np.minimum.accumulate(arrivals[::-1])[::-1]
     number = int(np.argmax(arrivals > earliest))

@@ -4,6 +4,7 @@ find out when each was superseded by a newer one."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from megablend.caches.base import SNAPSHOTS, CacheStore, Entry
 from megablend.caches.find import CacheLike, find_store
@@ -15,9 +16,8 @@ def list_snapshots(cache: CacheLike) -> list[str]:
     """Return the digests of a cache's snapshots. The most recently built (or rebuilt) snapshot is
     last. Return an empty list if there is no cache."""
     store = find_store(cache)
-    return sorted(
-        store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name)
-    )
+    # Sorting is stable, so those with the same number stay in the order of their names
+    return sorted(store.list_folders(SNAPSHOTS), key=partial(build_sequence, store))
 
 
 def build_sequence(store: CacheStore, digest: str) -> int:
