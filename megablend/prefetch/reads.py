@@ -18,9 +18,11 @@ from megablend.run.run import Run
 
 READ_BYTES = 4 << 20
 """Maximum number of decoded bytes in one read, unless a single block has more."""
+LEAST_READ_BYTES = 256 << 10
+"""Files that respond at once are read in portions of at least this size, even if the window is so
+short that threads then do not all take part: starting a read costs more than decoding less."""
 READS_AHEAD = 16
-"""Approximate minimum number of reads in a window, so that threads can share even a short
-window."""
+"""Approximate minimum number of reads in a longer window, so that threads can share it."""
 _MEMORY_PART = 8
 """A read takes at most 1 / _MEMORY_PART of the memory for reads, so that several reads are in
 flight even if memory is scarce."""
@@ -64,8 +66,9 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """
     sizes = window.schedule.sizes
     window_bytes = int(sizes[window.reads].sum())
-    read_bytes = min(READ_BYTES, budget.reads // _MEMORY_PART, window_bytes // READS_AHEAD)
-    read_bytes = max(1, read_bytes)
+    least_bytes = LEAST_READ_BYTES if run.store.is_synchronous else 1
+    read_bytes = min(READ_BYTES, max(least_bytes, window_bytes // READS_AHEAD))
+    read_bytes = max(1, min(read_bytes, budget.reads // _MEMORY_PART))
     reads = list[Read]()
     together = list[Int64s]()
     num_bytes = 0

@@ -10,7 +10,13 @@ import pytest
 import megablend
 from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.read_schedule import StepSequence
-from megablend.prefetch.reads import READ_BYTES, READS_AHEAD, Read, split_reads
+from megablend.prefetch.reads import (
+    LEAST_READ_BYTES,
+    READ_BYTES,
+    READS_AHEAD,
+    Read,
+    split_reads,
+)
 from megablend.prefetch.windows import Window, plan_windows
 from megablend.storage.base import ReadLimits
 from megablend.storage.wrapper import WrapperStorage
@@ -36,12 +42,17 @@ def test_each_block_is_in_one_read(tmp_path: Path, num_sources: int, waits: bool
     for window in plan_windows(run, future, budget):
         reads = split_reads(run, window, budget)
         check_reads(window, reads)
-        most = min(READ_BYTES, int(window.schedule.sizes[window.reads].sum()) // READS_AHEAD)
+        window_bytes = int(window.schedule.sizes[window.reads].sum())
+        least = 0 if waits else LEAST_READ_BYTES
+        most = min(READ_BYTES, max(least, window_bytes // READS_AHEAD))
         for read in reads:
             files = np.unique(run.store.snapshot.file_of(read.ids))
             assert read.file == files[0]
             assert read.size <= most or len(read.ids) == 1 or len(files) == 1
             seen_together |= len(files) > 1
+        if not waits:
+            assert len(reads) <= num_sources + max(READS_AHEAD, window_bytes // READ_BYTES) + 1
+            assert len(reads) <= 1 or window_bytes >= LEAST_READ_BYTES
     assert seen_together == (num_sources > 1 and not waits)
 
 

@@ -166,10 +166,8 @@ class OpenFiles:
         return self._opened.get(file, partial(self._open_once, file))
 
     def _open_once(self, file: int) -> OpenedReader:
-        """Open a file. Over a network, only one of the threads that need the file makes the
-        requests, and the others wait for it."""
-        if not find_scheme(self._snapshot.path(file, self._roots)):
-            return self._open(file)
+        """Open a file. Only one of the threads that need the file opens it, and the others wait for
+        it."""
         key = os.getpid(), file
         with self._opening.setdefault(key, threading.Lock()):
             try:

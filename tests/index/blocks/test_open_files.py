@@ -1,17 +1,23 @@
-"""Builds open a bounded number of files, and say what to do where that is still too many."""
+"""Builds open a bounded number of files, and say what to do where that is still too many; readers open each file once."""
 
 from __future__ import annotations
 
 import json
 import resource
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from megablend.errors import CacheError, DataError
+from megablend.index.blocks.open_files import OpenedReader, OpenFiles
+from megablend.index.read.snapshot import open_snapshot
+from megablend.storage.base import FileStat
 from megablend.storage.descriptors import default_capacity, shared_pool
 from megablend.storage.local import LocalStorage
+from megablend.storage.wrapper import WrapperStorage
 from megablend.system.atomic_write import replace_file
 from tests.index.build.test_file_parts import write_groups
 from tests.index.index_data import ROOT, build, driver, environment, spec, write
@@ -68,3 +74,31 @@ def test_too_few_open_files_are_named(data: Path, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         shared_pool("local", default_capacity())
+
+
+class Counting(WrapperStorage):
+    """A storage that counts how often states of opened files are asked for."""
+
+    opened = 0
+
+    def stat_opened(self, path: str) -> FileStat:
+        self.opened += 1
+        return super().stat_opened(path)
+
+
+def test_threads_that_need_a_file_at_the_same_time_open_it_once(tmp_path: Path) -> None:
+    write(tmp_path / "1.arrow", 1)
+    report = build(tmp_path / "cache", spec(tmp_path))
+    storage = Counting(LocalStorage())
+    snapshot = open_snapshot(str(tmp_path / "cache"), report.digest)
+    files = OpenFiles(snapshot, {}, storage)
+    together = threading.Barrier(8)
+
+    def open_file(_: int) -> OpenedReader:
+        together.wait(60)
+        return files.get(0)
+
+    with ThreadPoolExecutor(8) as threads:
+        opened = list(threads.map(open_file, range(8)))
+    assert storage.opened == 1
+    assert all(each is opened[0] for each in opened)
