@@ -36,11 +36,11 @@ from megablend.prefetch.windows import refuse_step
 from megablend.run.run import Run, Section
 from megablend.run.skips import Skips
 
-FIRST_SAMPLES = 1 << 10
+FIRST_SAMPLES = 1 << 8
 """Number of samples of each part of a run that are examined at first."""
 MOST_SAMPLES = 1 << 16
 """Number of samples of each part of a run that are examined if memory is not plentiful."""
-_PLENTIFUL = 4
+_PLENTIFUL = 8
 """`memory` is plentiful if it is at least _PLENTIFUL times the memory that the first samples need.
 It is then assumed to be enough for all samples."""
 _NUM_STRETCHES = 16

@@ -15,7 +15,7 @@ import numpy as np
 
 from megablend.errors import ConfigError, DataError
 from megablend.mirror.catalog.manifest import Manifest
-from megablend.mirror.node.source_reads import make_key
+from megablend.mirror.node.source_reads import mounted_etag
 from megablend.storage.base import FileStat, Storage
 from megablend.storage.file_table import (
     FileTable,
@@ -31,6 +31,7 @@ from megablend.storage.file_table import (
 from megablend.storage.find import Match
 from megablend.storage.location import (
     find_root,
+    find_scheme,
     has_wildcard,
     hint_on_bucket,
     join,
@@ -150,6 +151,7 @@ def _find_each(
 ) -> Iterator[tuple[str, str, str, int]]:
     """Find files one by one, and yield the values of `_COLUMNS` for each; see `_list_source`."""
     is_url = is_web(pattern)
+    is_mounted = not find_scheme(pattern)
     folders: dict[str, _Folder] = {}
     for match, state in _find_files(view, pattern):
         location = split_query(match.path)[0] if is_url else match.path
@@ -163,8 +165,8 @@ def _find_each(
         path = paths.get(location) or folder.path + name
         if is_url and location not in paths:
             path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
-        key = make_key(location, state)
-        yield path, location, key.etag, key.size
+        etag = mounted_etag(state.etag) if is_mounted else state.etag
+        yield path, location, etag, state.size
 
 
 def _place_table(table: FileTable, root: str, check: Callable[[str], None]) -> FileTable:

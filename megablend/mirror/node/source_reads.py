@@ -164,8 +164,12 @@ class SourceReader:
 
 
 def make_key(location: str, state: FileStat) -> FileKey:
-    """Make the key of a version of a file. If the file is mounted, only the size and the
-    modification time in its etag are used, since device and inode numbers may differ between
-    mounts."""
-    etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
+    """Make the key of a version of a file."""
+    etag = state.etag if find_scheme(location) else mounted_etag(state.etag)
     return FileKey(location, etag, state.size)
+
+
+def mounted_etag(etag: str) -> str:
+    """Return the part of a mounted file's etag that all nodes see alike, its modification time. Its
+    device and inode numbers may differ between mounts."""
+    return etag.partition("-")[0]
