@@ -20,12 +20,13 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from megablend import jit
 from megablend.jit_cache import KernelCache
-from megablend.kernels.exact.sample_index import cut, gather_lengths
+from megablend.kernels.exact.length_totals import total_lengths
+from megablend.kernels.exact.sample_index import cut
 from tests.preloaded import python
 from tests.reader.test_forks import run_in_child
 
 PACKAGE = Path(jit.__file__).parent
-ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
+ARGUMENTS = np.arange(1, 4, dtype=np.int32), 0
 compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
 
 
@@ -49,17 +50,16 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @compiled
 def test_kernels_are_compiled_in_turn_and_loaded_together(turns: list[int]) -> None:
-    lengths, documents, out = ARGUMENTS
-    gather_lengths(lengths, documents, out)  # from here on it is in the cache
+    total_lengths(*ARGUMENTS)  # from here on it is in the cache
     turns.clear()
-    fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
-    assert fresh(lengths, documents, out) == 6
+    fresh = jit.kernel(total_lengths.py_func)  # type: ignore[attr-defined]
+    assert fresh(*ARGUMENTS)[1] == 6
     assert turns == [fcntl.LOCK_SH]
-    assert fresh(lengths, documents, out) == 6
+    assert fresh(*ARGUMENTS)[1] == 6
     assert turns == [fcntl.LOCK_SH]
-    documents = documents.copy()
-    documents.flags.writeable = False  # of another type for numba, as a memory-mapped file's are
-    assert fresh(lengths, documents, out) == 6
+    lengths = ARGUMENTS[0].copy()
+    lengths.flags.writeable = False  # of another type for numba, as a memory-mapped file's are
+    assert fresh(lengths, 0)[1] == 6
     assert turns[1:] in ([fcntl.LOCK_SH], [fcntl.LOCK_SH, fcntl.LOCK_EX])
 
 
@@ -68,8 +68,8 @@ def test_what_is_not_in_the_cache_is_compiled_under_the_exclusive_lock(
     turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KernelCache, "_read", lambda *arguments: None)
-    fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
-    assert fresh(*ARGUMENTS) == 6
+    fresh = jit.kernel(total_lengths.py_func)  # type: ignore[attr-defined]
+    assert fresh(*ARGUMENTS)[1] == 6
     assert turns == [fcntl.LOCK_SH, fcntl.LOCK_EX]
 
 
@@ -77,16 +77,16 @@ def test_what_is_not_in_the_cache_is_compiled_under_the_exclusive_lock(
 def test_a_kernel_is_loaded_or_compiled_while_another_is_compiled(
     turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gather_lengths(*ARGUMENTS)
+    total_lengths(*ARGUMENTS)
     other = cut.py_func  # type: ignore[attr-defined]
     with jit._turn(other):
         turns.clear()
-        fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
-        assert fresh(*ARGUMENTS) == 6
+        fresh = jit.kernel(total_lengths.py_func)  # type: ignore[attr-defined]
+        assert fresh(*ARGUMENTS)[1] == 6
         assert turns == [fcntl.LOCK_SH]
         monkeypatch.setattr(KernelCache, "_read", lambda *arguments: None)
-        fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
-        assert fresh(*ARGUMENTS) == 6
+        fresh = jit.kernel(total_lengths.py_func)  # type: ignore[attr-defined]
+        assert fresh(*ARGUMENTS)[1] == 6
         assert turns[1:] == [fcntl.LOCK_SH, fcntl.LOCK_EX]
 
 
@@ -95,10 +95,10 @@ def test_a_process_that_forks_waits_until_no_other_thread_loads() -> None:
     """A child would find the locks held by a thread that it does not have."""
     is_held = threading.Event()
     is_forking = threading.Event()
-    fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+    fresh = jit.kernel(total_lengths.py_func)  # type: ignore[attr-defined]
 
     def load() -> None:
-        with jit._turn(gather_lengths.py_func), global_compiler_lock:  # type: ignore[attr-defined]
+        with jit._turn(total_lengths.py_func), global_compiler_lock:  # type: ignore[attr-defined]
             is_held.set()
             is_forking.wait()
 
@@ -106,24 +106,24 @@ def test_a_process_that_forks_waits_until_no_other_thread_loads() -> None:
     thread.start()
     is_held.wait()
     os.register_at_fork(before=is_forking.set)  # comes first, since it is registered last
-    assert run_in_child(lambda: fresh(*ARGUMENTS) == 6) == 0
+    assert run_in_child(lambda: fresh(*ARGUMENTS)[1] == 6) == 0
     thread.join()
 
 
 @compiled
 def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) -> None:
     """While another process, here this one, loads too."""
-    gather_lengths(*ARGUMENTS)
+    total_lengths(*ARGUMENTS)
     code = (
         "import sys, numpy as np\n"
-        "from megablend.kernels.exact.sample_index import gather_lengths\n"
-        "lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)\n"
-        "print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), 'numba.np.arrayobj' in sys.modules)\n"
+        "from megablend.kernels.exact.length_totals import total_lengths\n"
+        "lengths = np.arange(1, 4, dtype=np.int32)\n"
+        "print(total_lengths(lengths, 0)[1], 'numba.np.arrayobj' in sys.modules)\n"
         "import numba\n"  # and numba compiles as ever afterwards
         "print(numba.njit(lambda: np.arange(3).sum() + len(str(7)))(), 'numba.np.arrayobj' in sys.modules)\n"
     )
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(jit.cache_dir().parents[2])}
-    with jit._turn(gather_lengths.py_func, fcntl.LOCK_SH):  # type: ignore[attr-defined]
+    with jit._turn(total_lengths.py_func, fcntl.LOCK_SH):  # type: ignore[attr-defined]
         done = subprocess.run(
             [sys.executable, "-c", code],
             env=environment,
@@ -137,14 +137,14 @@ def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) 
 
 @compiled
 def test_where_the_short_way_fails_numba_loads_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather_lengths(*ARGUMENTS)
+    total_lengths(*ARGUMENTS)
 
     def fail(*arguments: object) -> None:
         raise AttributeError("another numba")
 
     monkeypatch.setattr("megablend.jit_cache._make_environment", fail)
-    fresh: Any = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
-    assert fresh(*ARGUMENTS) == 6
+    fresh: Any = jit.kernel(total_lengths.py_func)  # type: ignore[attr-defined]
+    assert fresh(*ARGUMENTS)[1] == 6
     assert sum(fresh._compiled.stats.cache_hits.values()) == 1
 
 
@@ -170,13 +170,13 @@ def test_a_damaged_file_of_a_kernel_is_written_again(
     folder: Path, suffix: str, damage: Callable[[bytes], bytes], turns: list[int]
 ) -> None:
     """As a machine that lost power leaves it."""
-    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    assert jit.kernel(total_lengths.py_func)(*ARGUMENTS)[1] == 6  # type: ignore[attr-defined]
     (path,) = folder.rglob(f"*.{suffix}")
     path.write_bytes(damage(path.read_bytes()))
     turns.clear()
-    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    assert jit.kernel(total_lengths.py_func)(*ARGUMENTS)[1] == 6  # type: ignore[attr-defined]
     assert turns == [fcntl.LOCK_SH, fcntl.LOCK_EX]
-    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    assert jit.kernel(total_lengths.py_func)(*ARGUMENTS)[1] == 6  # type: ignore[attr-defined]
     assert turns[2:] == [fcntl.LOCK_SH]
 
 
@@ -185,27 +185,27 @@ def test_a_kernel_that_was_not_kept_is_not_taken_for_that_of_other_types(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index was lost, and the disk is full when the kernel of other types is compiled."""
-    assert jit.kernel(gather_lengths.py_func)(*ARGUMENTS) == 6  # type: ignore[attr-defined]
+    assert jit.kernel(total_lengths.py_func)(*ARGUMENTS)[1] == 6  # type: ignore[attr-defined]
     next(folder.rglob("*.nbi")).unlink()
     others = (ARGUMENTS[0].astype(np.int64), *ARGUMENTS[1:])
     with monkeypatch.context() as patch:
         patch.setattr(IndexDataCacheFile, "_save_data", fail_on_a_full_disk)
-        assert jit.kernel(gather_lengths.py_func)(*others) == 6  # type: ignore[attr-defined]
-    assert jit.kernel(gather_lengths.py_func)(*others) == 6  # type: ignore[attr-defined]
+        assert jit.kernel(total_lengths.py_func)(*others)[1] == 6  # type: ignore[attr-defined]
+    assert jit.kernel(total_lengths.py_func)(*others)[1] == 6  # type: ignore[attr-defined]
 
 
 def fail_on_a_full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-GATHER = """
+TOTAL = """
 import sys, resource, numpy as np
-from megablend.kernels.exact.sample_index import gather_lengths
+from megablend.kernels.exact.length_totals import total_lengths
 
 if sys.argv[1:]:  # the largest file that may be written
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)
-print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), out.tolist())
+lengths = np.arange(1, 4, dtype=np.int32)
+print(total_lengths(lengths, 0))
 """
 
 
@@ -215,12 +215,12 @@ def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> No
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(tmp_path)}
     said = 0
     for limit in (["0"], ["1000"], []):
-        command = [*python(), "-c", GATHER, *limit]
+        command = [*python(), "-c", TOTAL, *limit]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=500, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "6 [3, 1, 2]\n"
+        assert done.stdout == "(0, 6, 840276720)\n"
         assert bool(list(tmp_path.rglob("*.nbc"))) == (not limit)
         said += done.stderr.count("megablend: compiling kernels for this machine, once")
     assert said == 1  # by the first process on a node
@@ -231,14 +231,14 @@ def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path
     """As the ranks of a job, or a DataLoader's workers, on a node without compiled kernels."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "none" / "yet")}
     environment.pop("MEGABLEND_KERNEL_CACHE", None)
-    command = [*python(), "-c", GATHER]
+    command = [*python(), "-c", TOTAL]
     pipe = subprocess.PIPE
     started = [
         subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
         for _ in range(3)
     ]
     said = [process.communicate(timeout=500) for process in started]
-    assert [found for found, _ in said] == ["6 [3, 1, 2]\n"] * 3, said
+    assert [found for found, _ in said] == ["(0, 6, 840276720)\n"] * 3, said
     assert (
         sum(text.count("megablend: compiling kernels for this machine, once") for _, text in said)
         == 1

@@ -1,17 +1,16 @@
 """Megatron's sample index: where each sample begins in the shuffled documents.
 
-Claim: at least 2x the helper of the installed megatron-core on one thread. Where documents are shorter than samples, both mostly
+Claim: at least 2x the helper of the installed megatron-core in one thread. Where documents are shorter than samples, both mostly
 wait for one cache line, a document's length, so the ratio is that of the caches; a few documents read again and again lie in a
 core's own ones.
 
-    python tools/bench/sample_index.py [--scale 0.1] [--rounds 5] [--threads 2]
+    python tools/bench/sample_index.py [--scale 0.1] [--rounds 5]
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,8 @@ CASES = {
 """Tokens on average; documents; epochs."""
 
 
-def contenders(mean: int, size: int, epochs: int, threads: int) -> dict[str, Callable[[], Any]]:
-    """Three ways to the sample index of documents of `mean` tokens on average."""
+def contenders(mean: int, size: int, epochs: int) -> dict[str, Callable[[], Any]]:
+    """Two ways to the sample index of documents of `mean` tokens on average."""
     from megatron.core.datasets import helpers_cpp
 
     rng = np.random.default_rng(0)
@@ -42,19 +41,16 @@ def contenders(mean: int, size: int, epochs: int, threads: int) -> dict[str, Cal
     tokens = int(lengths.sum(dtype=np.int64))
     samples = num_samples(tokens, epochs, LENGTH, 1, keep_tail=False)
 
-    def ours(threads: int) -> Any:
+    def ours() -> Any:
         """As a build does it: the parts are written one after the other."""
-        parts = sample_rows(
-            lengths, documents, LENGTH, samples, dtype=np.int32, extra=1, threads=threads
-        )
+        parts = sample_rows(lengths, documents, LENGTH, samples, dtype=np.int32, extra=1)
         return np.concatenate(list(parts))
 
     return {
         "Megatron": lambda: helpers_cpp.build_sample_idx_int32(
             lengths, documents, LENGTH, epochs, tokens, True, 1
         ),
-        "1 thread": partial(ours, 1),
-        f"{threads} threads": partial(ours, threads),
+        "megablend": ours,
     }
 
 
@@ -65,11 +61,10 @@ def main() -> None:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of documents")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     for name, (mean, full, epochs) in CASES.items():
         size = max(2, int(full * options.scale))
-        found = race(contenders(mean, size, epochs, options.threads), options.rounds)
+        found = race(contenders(mean, size, epochs), options.rounds)
         report(f"{size:,} documents of {name}", found, size * epochs, "document")
 
 

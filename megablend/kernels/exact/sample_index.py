@@ -22,29 +22,6 @@ AHEAD = 128
 """Prefetch distance for lengths, in documents."""
 
 
-@kernel
-def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
-    """Fill out[i] with lengths[documents[i]]. Returns the sum of `out`, or -1 if a document is
-    outside [0, num_lengths).
-
-    Args:
-        lengths: int32 [num_lengths], 1 or more.
-        documents: int32 [n].
-        out: int32 [n].
-    """
-    total = 0
-    wrong = False
-    limit = np.uint32(len(lengths))
-    for i in range(len(documents)):
-        document = np.uint32(documents[i])
-        if document >= limit:
-            wrong = True
-            document = np.uint32(0)
-        out[i] = lengths[document]
-        total += np.int64(out[i])
-    return -1 if wrong else total
-
-
 @device
 def fill_begun(
     document: int,

@@ -3,12 +3,8 @@ numbers for them, and written to the disk while they are computed."""
 
 from __future__ import annotations
 
-import contextlib
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
-from megablend.formats.base import Array
 from megablend.megatron.cache_builder.commit import ArtefactWriter, Commits
 from megablend.megatron.cache_builder.lengths import LengthReader, read_part
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob
@@ -17,28 +13,17 @@ from megablend.megatron.exact.samples import sample_rows
 from megablend.megatron.exact.shuffle import Generator, document_index, shuffle_index
 from megablend.megatron.request.request import CacheRequest
 
-_SMALL = 1 << 16
-"""Number of samples below which shuffling a dataset takes less time than starting a thread."""
 _DRAWN = 1 << 22
 """Number of samples of a blend that are computed at a time; they take 40 MiB."""
 
 
 def build_dataset(
-    job: DatasetJob,
-    request: CacheRequest,
-    commits: Commits,
-    lengths: LengthReader,
-    *,
-    threads: int,
-    overlap: bool,
+    job: DatasetJob, request: CacheRequest, commits: Commits, reader: LengthReader
 ) -> None:
     """Write the document, sample and shuffle index of a dataset.
 
     Args:
         commits: receives the artefact when its files are complete.
-        threads: number of threads for the sample index.
-        overlap: whether to make the shuffle index and the sample index at the same time, which
-            needs memory for both.
 
     Raises: DataError if the `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
@@ -50,18 +35,24 @@ def build_dataset(
         generator,
         job.samples_before_final is not None,
     )
-    with ArtefactWriter(job.artefact, commits) as out, contextlib.ExitStack() as stack:
-        shuffling = None
-        if overlap and job.num_samples >= _SMALL:
-            background = stack.enter_context(ThreadPoolExecutor(1))
-            shuffling = background.submit(_write_shuffle_index, job, generator, out)
+    lengths = read_part(reader.find(job.part.prefix, job.size), job.size)
+    with ArtefactWriter(job.artefact, commits) as out:
         out.write("document_index", documents)
-        _write_sample_index(job, request, lengths, documents, out, threads=threads)
-        del documents
-        if shuffling is None:
-            _write_shuffle_index(job, generator, out)
-        else:
-            shuffling.result()
+        with out.array("sample_index") as file:
+            parts = sample_rows(
+                lengths,
+                documents,
+                request.sequence_length,
+                job.num_samples,
+                dtype=file.dtype,
+                extra=int(request.add_extra_token_to_sequence),
+                keep_tail=job.keep_tail,
+            )
+            for rows in parts:
+                file.append(rows)
+        del documents, lengths
+        first = job.num_samples if job.samples_before_final is None else job.samples_before_final
+        out.write("shuffle_index", shuffle_index(first, job.num_samples, generator))
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
@@ -78,33 +69,3 @@ def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
             next_datasets, next_samples = blend.draw(count, threads=threads)
             datasets.append(next_datasets)
             samples.append(next_samples)
-
-
-def _write_sample_index(
-    job: DatasetJob,
-    request: CacheRequest,
-    reader: LengthReader,
-    documents: Array,
-    out: ArtefactWriter,
-    *,
-    threads: int,
-) -> None:
-    lengths = read_part(reader.find(job.part.prefix, job.size), job.size)
-    with out.array("sample_index") as file:
-        parts = sample_rows(
-            lengths,
-            documents,
-            request.sequence_length,
-            job.num_samples,
-            dtype=file.dtype,
-            extra=int(request.add_extra_token_to_sequence),
-            keep_tail=job.keep_tail,
-            threads=threads,
-        )
-        for rows in parts:
-            file.append(rows)
-
-
-def _write_shuffle_index(job: DatasetJob, generator: Generator, out: ArtefactWriter) -> None:
-    first = job.num_samples if job.samples_before_final is None else job.samples_before_final
-    out.write("shuffle_index", shuffle_index(first, job.num_samples, generator))

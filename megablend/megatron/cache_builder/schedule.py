@@ -16,8 +16,8 @@ from megablend.errors import ConfigError
 from megablend.megatron.cache_builder.free_memory import free_memory
 from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 
-PIECE_BYTES = 1 << 24
-"""Approximate number of bytes of a sample index that a thread computes before it writes them."""
+_PIECE_BYTES = 1 << 24
+"""Maximum number of bytes of a sample index that are computed before they are written."""
 _DRAWN_BYTES = 40 << 20
 """Number of bytes of a blend's arrays that are computed before they are written."""
 _NS = {
@@ -41,10 +41,7 @@ class CostEstimate:
     """The estimated memory and time of a job."""
 
     memory: int
-    """Number of bytes of arrays if the sample and the shuffle index are built one after the
-    other."""
-    overlapped: int
-    """Number of bytes of arrays if the sample and the shuffle index are built at the same time."""
+    """Number of bytes of arrays."""
     cost: int
     """Time in nanoseconds if one thread does all the work."""
 
@@ -55,15 +52,13 @@ def estimate_cost(job: Job) -> CostEstimate:
         memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return CostEstimate(
             memory=memory,
-            overlapped=memory,
             cost=round(_NS["artefact"] + _NS["blended"] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
     lengths = 4 * (job.size.end - job.size.begin)
-    gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
+    gathering = lengths + documents.nbytes + min(samples.nbytes, _PIECE_BYTES)
     return CostEstimate(
         memory=max(gathering, shuffle.nbytes),
-        overlapped=gathering + shuffle.nbytes,
         cost=round(
             _NS["artefact"]
             + (_NS["document"] + _NS["length"]) * documents.shape[0]
@@ -195,7 +190,7 @@ def forecast(
     seconds = 0.0
     for assignment, node in zip(assignments, nodes, strict=True):
         on_rank = [estimates[job] for job in assignment.jobs]
-        by_memory = sorted((estimate.overlapped for estimate in on_rank), reverse=True)
+        by_memory = sorted((estimate.memory for estimate in on_rank), reverse=True)
         memory[node.host] += min(assignment.memory, sum(by_memory[: assignment.workers]))
         costs = [estimate.cost for estimate in on_rank]
         seconds = max(seconds, sum(costs) / assignment.threads / 1e9, max(costs, default=0) / 1e9)

@@ -20,12 +20,7 @@ from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.lengths import LengthReader
-from megablend.megatron.cache_builder.schedule import (
-    PIECE_BYTES,
-    Assignment,
-    CostEstimate,
-    MemoryGate,
-)
+from megablend.megatron.cache_builder.schedule import Assignment, CostEstimate, MemoryGate
 from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import CacheRequest
 
@@ -153,30 +148,19 @@ class _WorkerPool:
                 self._commits.finish()
 
     def _build(self, number: int) -> None:
-        """Build a job as soon as enough memory is free. Its share of the threads is proportional to
-        its share of the total cost."""
-        estimate = self._estimates[number]
-        assignment = self._assignment
-        overlap = estimate.overlapped <= assignment.memory
-        memory = estimate.overlapped if overlap else estimate.memory
-        fair_threads = round(assignment.threads * estimate.cost / self._total_cost)
-        max_threads = (assignment.memory - memory) // PIECE_BYTES + 1
-        threads = max(1, min(fair_threads, max_threads))
-        with self._gate.held(memory + (threads - 1) * PIECE_BYTES):
-            if self._stop.is_set():
-                raise StoppedError
-            self._make(number, threads=threads, overlap=overlap)
-
-    def _make(self, number: int, *, threads: int, overlap: bool) -> None:
-        """Build a job, unless its artefact exists already."""
+        """Build a job as soon as enough memory is free, unless its artefact exists already. A
+        blend's share of the threads is proportional to its share of the total cost."""
         job = self._jobs[number]
+        estimate = self._estimates[number]
         commits = self._commits
         assert commits is not None
-        if problem_with(job.artefact, self._cache, self._names) is None:
-            return
-        if isinstance(job, BlendJob):
-            build_blend(job, commits, threads=threads)
-        else:
-            build_dataset(
-                job, self._request, commits, self._lengths, threads=threads, overlap=overlap
-            )
+        with self._gate.held(estimate.memory):
+            if self._stop.is_set():
+                raise StoppedError
+            if problem_with(job.artefact, self._cache, self._names) is None:
+                return
+            if isinstance(job, BlendJob):
+                threads = round(self._assignment.threads * estimate.cost / self._total_cost)
+                build_blend(job, commits, threads=max(1, threads))
+            else:
+                build_dataset(job, self._request, commits, self._lengths)

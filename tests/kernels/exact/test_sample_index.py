@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.kernels.exact.sample_index import cut, gather_lengths
+from megablend.kernels.exact.sample_index import cut
 from tests import naive_megatron as naive
 from tests.examples import examples
 
@@ -53,13 +53,4 @@ def test_places_beyond_32_bits() -> None:
 def test_documents_that_do_not_exist_are_told(wrong: int) -> None:
     lengths = np.array([5, 6, 7], np.int32)
     documents = np.array([0, 2, wrong, 1], np.int32)
-    assert gather_lengths(lengths, documents, np.empty(4, np.int32)) == -1
     assert cut(lengths, documents, 0, 0, 4, 1, 1, np.empty((5, 2), np.int32)) == (2, -1, 12)
-
-
-def test_gather() -> None:
-    lengths = np.arange(300, dtype=np.int32)
-    documents = np.arange(299, -1, -1, dtype=np.int32)
-    out = np.empty(300, np.int32)
-    assert gather_lengths(lengths, documents, out) == 299 * 150
-    np.testing.assert_array_equal(out, documents)

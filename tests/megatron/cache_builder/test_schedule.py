@@ -20,7 +20,7 @@ MB = 1 << 20
 
 
 def need(memory: int, cost: int = 10**9) -> CostEstimate:
-    return CostEstimate(memory=memory, overlapped=2 * memory, cost=cost)
+    return CostEstimate(memory=memory, cost=cost)
 
 
 def place(host: str, memory: int = 100 * MB, cores: int = 4) -> NodeResources:

@@ -47,27 +47,24 @@ def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     samples = num_samples(tokens, epochs, length, extra, keep_tail)
     options: dict[str, Any] = {"extra": extra, "keep_tail": keep_tail, "dtype": dtype}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours, "BLOCK", data.draw(st.integers(1, 4)))
         patch.setattr(ours, "ROWS", data.draw(st.integers(1, 9)))
-        threads = data.draw(st.integers(1, 3))
         if expected[-1, 1] < 0:
             with pytest.raises(PlanError, match="the last of the shuffled documents is empty"):
-                sample_index(lengths, documents, length, samples, threads=threads, **options)
+                sample_index(lengths, documents, length, samples, **options)
         else:
-            found = sample_index(lengths, documents, length, samples, threads=threads, **options)
+            found = sample_index(lengths, documents, length, samples, **options)
             np.testing.assert_array_equal(found, expected, strict=True)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("threads", [1, 3])
-def test_many_documents_as_megatron(threads: int) -> None:
+def test_many_documents_as_megatron() -> None:
     rng = np.random.default_rng(1)
     lengths = rng.integers(0, 90, 400_000, dtype=np.int32)
     lengths[[5, 77_777]] = 9_000_000, 1
     documents = rng.permutation(400_000).astype(np.int32)
     tokens = int(lengths.sum())
     samples = num_samples(tokens, 1, 512, 1, keep_tail=False)
-    found = sample_index(lengths, documents, 512, samples, extra=1, threads=threads)
+    found = sample_index(lengths, documents, 512, samples, extra=1)
     np.testing.assert_array_equal(
         found, theirs(lengths, documents, 512, 1, tokens, False, 1, np.int32), strict=True
     )
@@ -95,23 +92,20 @@ def test_samples_that_single_precision_adds() -> None:
     lengths[-1] += 7
     documents = np.arange(len(lengths), dtype=np.int32)
     samples = num_samples(2**25 + 7, 1, 2, 1, keep_tail=True)
-    found = sample_index(lengths, documents, 2, samples, extra=1, keep_tail=True, threads=2)
+    found = sample_index(lengths, documents, 2, samples, extra=1, keep_tail=True)
     np.testing.assert_array_equal(
         found, theirs(lengths, documents, 2, 1, 2**25 + 7, True, 1, np.int32), strict=True
     )
     np.testing.assert_array_equal(found[-1], found[-2])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_wrong_lengths_are_refused(threads: int) -> None:
+def test_wrong_lengths_are_refused() -> None:
     lengths = np.array([5, 6], np.int32)
     documents = np.array([0, 1, 1], np.int32)
     with pytest.raises(PlanError, match="enough for 4 samples, but 5 were planned"):
-        sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
+        sample_index(lengths, documents, 4, 5, extra=1)
     with pytest.raises(
         PlanError,
         match="the document index refers to documents 0 to 2, but lengths are given for only 2",
     ):
-        sample_index(
-            lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads
-        )
+        sample_index(lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1)
