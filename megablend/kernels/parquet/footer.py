@@ -1,8 +1,8 @@
 """Parse the chunks of one column in a Parquet footer: one pass over thousands of row groups,
 without running Python for each group.
 
-Unusual or damaged metadata is left to `metadata.column_chunk`, which parses in Python and reports
-what is wrong.
+One function reads structs of any kind: a table says which fields are kept, and where.
+`metadata.column_chunk` reports what is wrong.
 
 Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics,
     PageEncodingStats, SizeStatistics).
@@ -13,11 +13,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.intrinsics import Pointer, pointer_at
 from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import (
     BINARY,
     FALSE,
+    I8,
+    I64,
     LIST,
     STRUCT,
     UNUSUAL,
@@ -25,6 +28,7 @@ from megablend.kernels.parquet.thrift import (
     list_header,
     next_field,
     skip,
+    skip_nested,
     varint,
 )
 
@@ -60,66 +64,158 @@ CHUNK_DTYPE = np.dtype(
         ("column_index_bytes", "<i8"),  # 0 if absent
     ]
 )
-"""A column chunk as the footer describes it."""
+"""A column chunk as the footer describes it. All fields have 8 bytes: the kernel fills a row of
+int64."""
 
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 """The value of `page_encodings` if the writer stored none."""
 NUMBERED = 63
-"""Number of encodings that have a bit of their own. Files with other encodings are unusual."""
+"""Number of encodings that have a bit of their own; the last bit stands for all others."""
 MAX_COUNT = 1 << 48
 """Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in
 an int64."""
-# Ids of fields of RowGroup, ColumnChunk, ColumnMetaData, PageEncodingStats, Statistics and
-# SizeStatistics
-ROW_GROUP_COLUMNS = 1
-ROW_GROUP_NUM_ROWS = 3
-CHUNK_FILE_PATH = 1
-CHUNK_META_DATA = 3
-CHUNK_OFFSET_INDEX = 4
-CHUNK_OFFSET_INDEX_BYTES = 5
-CHUNK_COLUMN_INDEX = 6
-CHUNK_COLUMN_INDEX_BYTES = 7
-CHUNK_CRYPTO = 8
-CHUNK_ENCRYPTED_META_DATA = 9
-META_TYPE = 1
-META_ENCODINGS = 2
-META_PATH = 3
-META_CODEC = 4
-META_NUM_VALUES = 5
-META_DECODED_BYTES = 6
-META_STORED_BYTES = 7
-META_DATA_PAGE = 9
-META_DICTIONARY_PAGE = 11
-META_STATISTICS = 12
-META_ENCODING_STATS = 13
-META_SIZE_STATISTICS = 16
-ENCODING_STATS_PAGE_TYPE = 1
-ENCODING_STATS_ENCODING = 2
-STATISTICS_MAX = 1
-STATISTICS_MIN = 2
-STATISTICS_NULL_COUNT = 3
-STATISTICS_MAX_VALUE = 5
-STATISTICS_MIN_VALUE = 6
-STATISTICS_IS_MAX_EXACT = 7
-STATISTICS_IS_MIN_EXACT = 8
-SIZES_DEF_LEVELS = 3
-REQUIRED = sum(
-    1 << field
-    for field in (
-        META_TYPE,
-        META_ENCODINGS,
-        META_PATH,
-        META_CODEC,
-        META_NUM_VALUES,
-        META_DECODED_BYTES,
-        META_STORED_BYTES,
-        META_DATA_PAGE,
-    )
+
+ROW_GROUP, CHUNK, META_DATA, STATISTICS, SIZES, PAGE_ENCODINGS = range(6)
+"""Numbers of structs."""
+SLOTS = (
+    *(CHUNK_DTYPE.names or ()),
+    "columns",
+    "path",
+    "levels",
+    "max_exact",
+    "min_exact",
+    "page_type",
+    "page_encoding",
+    "file_path",
+    "encrypted",
+    "meta_data",
+    "statistics",
+    "sizes",
+    "other",
 )
-"""Bits of the required fields of ColumnMetaData."""
+"""Names of the values that are kept of a row group and its chunk: those of CHUNK_DTYPE, and others
+that only the kernel needs."""
+_FIELDS: dict[int, dict[int, str]] = {
+    ROW_GROUP: {1: "columns", 3: "num_rows"},
+    CHUNK: {
+        1: "file_path",
+        3: "meta_data",
+        4: "offset_index",
+        5: "offset_index_bytes",
+        6: "column_index",
+        7: "column_index_bytes",
+        8: "encrypted",
+        9: "encrypted",
+    },
+    META_DATA: {
+        1: "physical",
+        2: "encodings",
+        3: "path",
+        4: "codec",
+        5: "num_values",
+        6: "decoded_bytes",
+        7: "stored_bytes",
+        9: "data_page",
+        11: "dictionary_page",
+        12: "statistics",
+        13: "page_encodings",
+        16: "sizes",
+    },
+    STATISTICS: {
+        1: "old_max",
+        2: "old_min",
+        3: "null_count",
+        5: "max_value",
+        6: "min_value",
+        7: "max_exact",
+        8: "min_exact",
+    },
+    SIZES: {3: "levels"},
+    PAGE_ENCODINGS: {1: "page_type", 2: "page_encoding"},
+}
+"""The name of each field that is kept, by struct and id."""
+_STRUCTS = {"columns": CHUNK, "meta_data": META_DATA, "statistics": STATISTICS, "sizes": SIZES}
+"""The values that are structs, or a list of them, and whose fields are kept, too."""
+_LISTS = ("columns", "path", "encodings", "page_encodings", "levels")
+_ANY = ("old_max", "old_min", "max_value", "min_value", "max_exact", "min_exact", "other")
+_REQUIRED = (
+    "columns",
+    "num_rows",
+    "meta_data",
+    "physical",
+    "encodings",
+    "path",
+    "codec",
+    "num_values",
+    "decoded_bytes",
+    "stored_bytes",
+    "data_page",
+)
+_COUNTS = (
+    "num_rows",
+    "num_values",
+    "decoded_bytes",
+    "stored_bytes",
+    "data_page",
+    "null_count",
+    "offset_index",
+    "offset_index_bytes",
+    "column_index",
+    "column_index_bytes",
+)
+"""Integers from 0 to MAX_COUNT."""
+_MISSING, _INTEGER, _LIST, _STRUCT, _OTHER = (1 << bit for bit in range(5))
+"""Forms of values, a bit each."""
+
+
+def _slot(name: str) -> int:
+    return SLOTS.index(name)
+
+
+def _allowed(name: str) -> int:
+    """Return the forms that a value may have."""
+    if name in ("file_path", "encrypted"):
+        return _MISSING
+    form = _INTEGER
+    if name in _LISTS:
+        form = _LIST
+    elif name in _STRUCTS:
+        form = _STRUCT
+    elif name in _ANY:
+        form = _INTEGER | _LIST | _STRUCT | _OTHER
+    return form if name in _REQUIRED else form | _MISSING
+
+
+NUM_CHUNK_SLOTS = CHUNK_DTYPE.itemsize // 8
+_OTHER_SLOT = _slot("other")
+_SLOT_OF = np.full((len(_FIELDS), 17), _OTHER_SLOT)
+for _struct, _names in _FIELDS.items():
+    for _field, _name in _names.items():
+        _SLOT_OF[_struct, _field] = _slot(_name)
+_STRUCT_OF = np.array([_STRUCTS.get(name, -1) for name in SLOTS])
+_ALLOWED = np.array([_allowed(name) for name in SLOTS])
+_IS_COUNT = np.array([name in _COUNTS for name in SLOTS])
+_DEFAULTS = np.zeros(len(SLOTS), np.int64)
+for _name in ("null_count", "page_encodings", "num_levels", "offset_index", "column_index"):
+    _DEFAULTS[_slot(_name)] = -1
+_COLUMNS = _slot("columns")
+_PATH = _slot("path")
+_ENCODINGS = _slot("encodings")
+_PAGE_ENCODINGS = _slot("page_encodings")
+_PAGE_TYPE = _slot("page_type")
+_PAGE_ENCODING = _slot("page_encoding")
+_LEVELS = _slot("levels")
+_NUM_LEVELS = _slot("num_levels")
+_RANGES = _slot("ranges")
+_MAX_EXACT = _slot("max_exact")
+_OLD_MAX = _slot("old_max")
+_VALUE_FIELDS = np.array([1, 2, 5, 6])
+"""Ids of the fields of Statistics that hold values. Their slots are neighbours."""
+
+_STACK = 8
+"""Number of values after the slots that hold the structs being read, and their last fields."""
 
 Bytes = npt.NDArray[np.uint8]
-Chunks = npt.NDArray[np.void]
 
 
 @kernel
@@ -129,354 +225,226 @@ def find_chunks(
     ordinal: int,
     num_leaves: int,
     path: Bytes,
-    limit: int,
-    found: Chunks,
-) -> bool:
-    """Parse the chunks of leaf number `ordinal` of `num_leaves`. Returns False if anything is
-    unusual or damaged.
+    path_length: int,
+    found: Int64s,
+) -> tuple[int, int, int, int]:
+    """Parse the chunks of leaf number `ordinal` of `num_leaves`.
 
     Args:
         footer: uint8 [n], the encoded FileMetaData.
         position: position in `footer` of its first row group.
-        path: uint8 [m], the leaf's path_in_schema, encoded; a different path is unusual.
-        limit: first byte of the footer in its file; all chunks and page indexes end before it.
-        found: CHUNK_DTYPE [num_row_groups], filled.
+        path: uint8 [m], the `path_length` names of the leaf's path_in_schema, encoded.
+        found: int64 [num_row_groups, NUM_CHUNK_SLOTS], filled with rows of CHUNK_DTYPE, but for
+            their field `start`.
+
+    Returns: the number of the first row group that is wrong, num_row_groups if none is; the slot of
+        the value that is missing, of another form, out of bounds or not the expected one, -1 if the
+        bytes cannot be read; its kind, 0 if it is missing; and the value.
     """
     data = pointer_at(footer.ctypes.data, len(footer))
     end = len(footer)
-    name = pointer_at(path.ctypes.data, len(path))
-    size = len(path)
+    values = np.empty(len(_DEFAULTS) + _STACK, np.int64)
+    kinds = np.empty(len(_DEFAULTS), np.int64)
     for i in range(len(found)):
-        position = _row_group(data, position, end, ordinal, num_leaves, name, size, found[i])
-        if position < 0 or not _is_sound(found[i], limit):
-            return False
-        found[i]["row_group"] = i
-    return True
+        values[: len(_DEFAULTS)] = _DEFAULTS
+        values[0] = i
+        kinds[:] = 0
+        position = _read_fields(data, position, end, ROW_GROUP, ordinal, num_leaves, values, kinds)
+        slot = -1
+        if position >= 0:
+            slot = _find_problem(values, kinds)
+            if slot < 0 and not _is_at(data, values[_PATH], end, path, path_length):
+                slot = _PATH
+            if slot < 0:
+                slot = _fill_sets(data, end, values, kinds)
+            if slot < 0:
+                _fill_statistics(data, end, values, kinds)
+        elif kinds[_COLUMNS] == LIST and values[_COLUMNS] != num_leaves:
+            slot = _COLUMNS
+        if position < 0 or slot >= 0:
+            return i, slot, kinds[slot], values[slot]
+        found[i] = values[:NUM_CHUNK_SLOTS]
+    return len(found), 0, 0, 0
 
 
 @device
-def _is_sound(chunk: np.void, limit: int) -> bool:
-    """Set the field `start` of a chunk. Returns whether the chunk's counts are plausible, and all
-    its bytes are before the limit."""
-    data = chunk["data_page"]
-    dictionary = chunk["dictionary_page"]
-    start = dictionary if 0 < dictionary < data else data
-    chunk["start"] = start
-    sizes = chunk["decoded_bytes"], chunk["stored_bytes"]
-    for count in (chunk["num_rows"], chunk["num_values"], *sizes, data):
-        if not 0 <= count <= MAX_COUNT:
-            return False
-    if chunk["num_values"] and not 0 < start < start + chunk["stored_bytes"] <= limit:
-        return False
-    if chunk["null_count"] > MAX_COUNT:
-        return False
-    are_before = _is_before(chunk["offset_index"], chunk["offset_index_bytes"], limit)
-    are_before &= _is_before(chunk["column_index"], chunk["column_index_bytes"], limit)
-    if chunk["offset_index"] < 0:
-        chunk["offset_index_bytes"] = 0
-    if chunk["column_index"] < 0:
-        chunk["column_index_bytes"] = 0
-    return are_before
-
-
-@device
-def _is_before(offset: int, size: int, limit: int) -> bool:
-    """Return whether a page index is plausible and before the limit, or does not exist (`offset` is
-    negative)."""
-    if not 0 <= size <= MAX_COUNT or offset > MAX_COUNT:
-        return False
-    return offset < 0 or size == 0 or offset + size <= limit
-
-
-@device
-def _row_group(
+def _read_fields(
     data: Pointer,
     position: int,
     end: int,
+    struct: int,
     ordinal: int,
     num_leaves: int,
-    path: Pointer,
-    path_bytes: int,
-    found: np.void,
+    values: Int64s,
+    kinds: Int64s,
 ) -> int:
-    """Parse a RowGroup, and fill `found` with the chunk of a column. Returns the position after
-    it."""
-    field = 0
-    seen = 0
-    while True:
-        position, field, kind = next_field(data, position, end, field)
-        if position < 0 or kind == 0:
-            break
-        if field == ROW_GROUP_COLUMNS:
-            if kind != LIST:
-                return UNUSUAL
-            position, count, element = list_header(data, position, end)
-            if position < 0 or count != num_leaves or element != STRUCT:
-                return UNUSUAL
-            for leaf in range(num_leaves):
-                if leaf == ordinal:
-                    position = _column_chunk(data, position, end, path, path_bytes, found)
-                else:
-                    position = skip(data, position, end, STRUCT)
-                if position < 0:
-                    return position
-            seen |= 1 << ROW_GROUP_COLUMNS
-        elif field == ROW_GROUP_NUM_ROWS:
-            position, found["num_rows"] = integer(data, position, end, kind)
-            seen |= 1 << ROW_GROUP_NUM_ROWS
-        else:
-            position = skip(data, position, end, kind)
+    """Read a struct, and the structs in it whose fields are kept; of the columns of a row group,
+    the one with number `ordinal`. A field that occurs twice is unusual. Returns the position after
+    the struct.
+
+    Args:
+        values: int64 [num_slots + _STACK]: an integer is stored in its slot; of any other value,
+            the position at which it begins; of columns, their number.
+        kinds: int64 [num_slots]: the kind of each value, 0 if it is absent.
+    """
+    # For each depth: the struct, and the id of its last field. Not recursive, see `skip_nested`
+    structs = values[len(kinds) : len(kinds) + _STACK // 2]
+    fields = values[len(kinds) + _STACK // 2 :]
+    depth = 0
+    structs[0] = struct
+    fields[0] = 0
+    while position >= 0:
+        position, fields[depth], kind = next_field(data, position, end, fields[depth])
         if position < 0:
             break
-    required = 1 << ROW_GROUP_COLUMNS | 1 << ROW_GROUP_NUM_ROWS
-    return position if position < 0 or seen == required else UNUSUAL
-
-
-@device
-def _column_chunk(
-    data: Pointer, position: int, end: int, path: Pointer, path_bytes: int, found: np.void
-) -> int:
-    """Parse a ColumnChunk. Returns the position after it. A chunk that is encrypted, or stored in
-    another file, is unusual."""
-    found["offset_index"] = found["column_index"] = -1
-    found["offset_index_bytes"] = found["column_index_bytes"] = 0
-    field = 0
-    seen = False
-    while True:
-        position, field, kind = next_field(data, position, end, field)
-        if position < 0 or kind == 0:
-            break
-        if field in (CHUNK_FILE_PATH, CHUNK_CRYPTO, CHUNK_ENCRYPTED_META_DATA):
+        if kind == 0:
+            if depth == 0:
+                break
+            depth -= 1
+            if structs[depth + 1] == CHUNK:
+                position = skip_nested(data, position, end, STRUCT, num_leaves - ordinal - 1)
+            continue
+        slot = _OTHER_SLOT
+        if 0 <= fields[depth] < _SLOT_OF.shape[1]:
+            slot = _SLOT_OF[structs[depth], fields[depth]]
+        if kinds[slot] and slot != _OTHER_SLOT:
             return UNUSUAL
-        if field == CHUNK_META_DATA:
-            if kind != STRUCT:
+        kinds[slot] = kind
+        values[slot] = position
+        if I8 <= kind <= I64:
+            position, values[slot] = integer(data, position, end, kind)
+            continue
+        if slot == _COLUMNS and kind == LIST:
+            position, values[slot], element = list_header(data, position, end)
+            if position < 0 or values[slot] != num_leaves or element != STRUCT:
                 return UNUSUAL
-            position = _meta_data(data, position, end, path, path_bytes, found)
-            seen = True
-        elif field == CHUNK_OFFSET_INDEX:
-            position, found["offset_index"] = _count(data, position, end, kind)
-        elif field == CHUNK_OFFSET_INDEX_BYTES:
-            position, found["offset_index_bytes"] = integer(data, position, end, kind)
-        elif field == CHUNK_COLUMN_INDEX:
-            position, found["column_index"] = _count(data, position, end, kind)
-        elif field == CHUNK_COLUMN_INDEX_BYTES:
-            position, found["column_index_bytes"] = integer(data, position, end, kind)
+            position = skip_nested(data, position, end, STRUCT, ordinal)
+        if _STRUCT_OF[slot] >= 0 and (kind == STRUCT or slot == _COLUMNS):
+            depth += 1
+            structs[depth] = _STRUCT_OF[slot]
+            fields[depth] = 0
         else:
             position = skip(data, position, end, kind)
-        if position < 0:
-            break
-    return position if position < 0 or seen else UNUSUAL
+            # An empty text counts as missing: fastparquet writes such a file_path
+            if position >= 0 and kind == BINARY and data[values[slot]] == 0:
+                kinds[slot] = 0
+    return position
 
 
 @device
-def _count(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int]:
-    """Read an integer; a negative one is unusual. Returns the position after it, and the
-    integer."""
-    position, value = integer(data, position, end, kind)
-    return (position if position < 0 or value >= 0 else UNUSUAL), value
+def _find_problem(values: Int64s, kinds: Int64s) -> int:
+    """Return the slot of the first value that has not an allowed form or is not a plausible count;
+    -1 if there is none."""
+    for slot in range(len(kinds)):
+        kind = kinds[slot]
+        form = _OTHER
+        if kind == 0:
+            form = _MISSING
+        elif I8 <= kind <= I64:
+            form = _INTEGER
+        elif kind == LIST:
+            form = _LIST
+        elif kind == STRUCT:
+            form = _STRUCT
+        if not _ALLOWED[slot] & form:
+            return slot
+        if kind and _IS_COUNT[slot] and not 0 <= values[slot] <= MAX_COUNT:
+            return slot
+    return -1
 
 
 @device
-def _meta_data(
-    data: Pointer, position: int, end: int, path: Pointer, path_bytes: int, found: np.void
-) -> int:
-    """Parse a ColumnMetaData. Returns the position after it."""
-    found["dictionary_page"] = 0
-    _clear_statistics(found)
-    found["page_encodings"] = ABSENT
-    found["num_levels"] = -1
-    found["all_levels"] = 0
-    found["top_level"] = 0
-    field = 0
-    seen = 0
-    while True:
-        position, field, kind = next_field(data, position, end, field)
-        if position < 0 or kind == 0:
-            break
-        if META_TYPE <= field <= META_DATA_PAGE:
-            seen |= 1 << field
-        if field == META_TYPE:
-            position, found["physical"] = integer(data, position, end, kind)
-        elif field == META_ENCODINGS:
-            position, found["encodings"] = _encodings(data, position, end, kind)
-        elif field == META_PATH:
-            position = _expect(data, position, end, path, path_bytes) if kind == LIST else UNUSUAL
-        elif field == META_CODEC:
-            position, found["codec"] = integer(data, position, end, kind)
-        elif field == META_NUM_VALUES:
-            position, found["num_values"] = integer(data, position, end, kind)
-        elif field == META_DECODED_BYTES:
-            position, found["decoded_bytes"] = integer(data, position, end, kind)
-        elif field == META_STORED_BYTES:
-            position, found["stored_bytes"] = integer(data, position, end, kind)
-        elif field == META_DATA_PAGE:
-            position, found["data_page"] = integer(data, position, end, kind)
-        elif field == META_DICTIONARY_PAGE:
-            position, found["dictionary_page"] = integer(data, position, end, kind)
-        elif field == META_STATISTICS:
-            position = _statistics(data, position, end, kind, found)
-        elif field == META_ENCODING_STATS:
-            position, found["page_encodings"] = _page_encodings(data, position, end, kind)
-        elif field == META_SIZE_STATISTICS:
-            position, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(
-                data, position, end, kind
-            )
-        else:
-            position = skip(data, position, end, kind)
-        if position < 0:
-            break
-    return position if position < 0 or seen & REQUIRED == REQUIRED else UNUSUAL
+def _is_at(data: Pointer, position: int, end: int, expected: Bytes, length: int) -> bool:
+    """Return whether a list of `length` names is at a position, given its encoded elements."""
+    position, count, element = list_header(data, position, end)
+    if position < 0 or count != length or element != BINARY or len(expected) > end - position:
+        return False
+    is_same = True
+    for i in range(len(expected)):
+        is_same &= data[position + i] == expected[i]
+    return is_same
 
 
 @device
-def _expect(data: Pointer, position: int, end: int, expected: Pointer, size: int) -> int:
-    """Check that `size` bytes equal the expected ones; if not, they are unusual. Returns the
-    position after the bytes."""
-    if size > end - position:
-        return UNUSUAL
-    for i in range(size):
-        if data[position + i] != expected[i]:
-            return UNUSUAL
-    return position + size
+def _fill_sets(data: Pointer, end: int, values: Int64s, kinds: Int64s) -> int:
+    """Replace the positions of lists by what is kept of them: sets of encodings as bits; length,
+    sum and last count of the histogram of levels. Returns the slot of a list that cannot be read,
+    -1 if there is none."""
+    count, values[_ENCODINGS], _, _ = _integers(data, values[_ENCODINGS], end)
+    if count < 0:
+        return _ENCODINGS
+    if kinds[_PAGE_ENCODINGS]:
+        position = values[_PAGE_ENCODINGS]
+        count, values[_PAGE_ENCODINGS] = _page_encodings(data, position, end, values, kinds)
+        if count < 0:
+            return _PAGE_ENCODINGS
+    if kinds[_LEVELS]:
+        count, _, total, last = _integers(data, values[_LEVELS], end)
+        values[_NUM_LEVELS] = count
+        values[_NUM_LEVELS + 1] = total
+        values[_NUM_LEVELS + 2] = last
+    return _LEVELS if count < 0 else -1
 
 
 @device
-def _encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of encodings. Returns the position after it, and the set of encodings as
-    bits."""
-    bits = np.uint64(0)
-    if kind != LIST:
-        return UNUSUAL, bits
+def _integers(data: Pointer, position: int, end: int) -> tuple[int, int, int, int]:
+    """Read a list of integers. Returns their number, UNUSUAL if they cannot be read; the set of
+    them as bits; their sum; and the last one."""
+    bits = total = last = np.int64(0)
     position, count, element = list_header(data, position, end)
     for _ in range(count):
-        if position < 0:
-            break
-        position, value = integer(data, position, end, element)
-        if not 0 <= value < NUMBERED:
-            return UNUSUAL, bits
-        bits |= np.uint64(1) << np.uint64(value)
-    return position, bits
+        if position >= 0:
+            position, last = integer(data, position, end, element)
+        total += last
+        bits |= _bit(last)
+    return (count if position >= 0 else UNUSUAL), bits, total, last
 
 
 @device
-def _page_encodings(data: Pointer, position: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of PageEncodingStats. Returns the position after it, and the set of the data
-    pages' encodings as bits."""
-    bits = np.uint64(0)
-    if kind != LIST:
-        return UNUSUAL, bits
+def _bit(encoding: int) -> int:
+    """Return the bit of an encoding."""
+    return int(np.int64(1) << np.int64(encoding if 0 <= encoding < NUMBERED else NUMBERED))
+
+
+@device
+def _page_encodings(
+    data: Pointer, position: int, end: int, values: Int64s, kinds: Int64s
+) -> tuple[int, int]:
+    """Read a list of PageEncodingStats. Returns their number, UNUSUAL if they cannot be read; and
+    the set of the data pages' encodings as bits."""
+    bits = np.int64(0)
     position, count, element = list_header(data, position, end)
     if position < 0 or (count and element != STRUCT):
         return UNUSUAL, bits
     for _ in range(count):
-        page_type = encoding = np.int64(-1)
-        field = 0
-        while True:
-            position, field, kind = next_field(data, position, end, field)
-            if position < 0 or kind == 0:
-                break
-            if field == ENCODING_STATS_PAGE_TYPE:
-                position, page_type = integer(data, position, end, kind)
-            elif field == ENCODING_STATS_ENCODING:
-                position, encoding = integer(data, position, end, kind)
-            else:
-                position = skip(data, position, end, kind)
-            if position < 0:
-                break
-        if position < 0 or page_type < 0 or not 0 <= encoding < NUMBERED:
-            return UNUSUAL, bits
+        kinds[_PAGE_TYPE] = kinds[_PAGE_ENCODING] = 0
+        position = _read_fields(data, position, end, PAGE_ENCODINGS, 0, 0, values, kinds)
+        for slot in (_PAGE_TYPE, _PAGE_ENCODING):
+            if position < 0 or not I8 <= kinds[slot] <= I64:
+                return UNUSUAL, bits
         # Data pages, V1 and V2
-        if page_type in (0, 3):
-            bits |= np.uint64(1) << np.uint64(encoding)
-    return position, bits
+        if values[_PAGE_TYPE] in (0, 3):
+            bits |= _bit(values[_PAGE_ENCODING])
+    return count, bits
 
 
 @device
-def _clear_statistics(found: np.void) -> None:
-    found["null_count"] = -1
-    found["ranges"] = 0
-    found["old_max"] = found["old_min"] = found["max_value"] = found["min_value"] = np.uint64(0)
-
-
-@device
-def _statistics(data: Pointer, position: int, end: int, kind: int, found: np.void) -> int:
-    """Parse Statistics: the number of nulls, and the smallest and the largest value. Returns the
-    position after it."""
-    _clear_statistics(found)
-    field = 0
-    if kind != STRUCT:
-        return UNUSUAL
-    while True:
-        position, field, kind = next_field(data, position, end, field)
-        if position < 0 or kind == 0:
-            return position
-        if field == STATISTICS_NULL_COUNT:
-            position, found["null_count"] = _count(data, position, end, kind)
-        elif field in (STATISTICS_MAX, STATISTICS_MIN, STATISTICS_MAX_VALUE, STATISTICS_MIN_VALUE):
-            found["ranges"] &= ~np.int64((1 << field) | (1 << (field + 8)))
-            position, size, word = _value(data, position, end, kind)
-            if size:
-                found["ranges"] |= np.int64(1 << field if size == 4 else 1 << (field + 8))
-            if field == STATISTICS_MAX:
-                found["old_max"] = word
-            elif field == STATISTICS_MIN:
-                found["old_min"] = word
-            elif field == STATISTICS_MAX_VALUE:
-                found["max_value"] = word
-            else:
-                found["min_value"] = word
-        elif field in (STATISTICS_IS_MAX_EXACT, STATISTICS_IS_MIN_EXACT):
-            found["ranges"] &= ~np.int64(1 << field)
-            if kind == FALSE:
-                found["ranges"] |= np.int64(1 << field)
-            position = skip(data, position, end, kind)
-        else:
-            position = skip(data, position, end, kind)
-        if position < 0:
-            return position
-
-
-@device
-def _value(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int, np.uint64]:
-    """Read a binary field that holds an integer. Returns the position after it, the size of the
-    integer in bytes (4 or 8), and the integer. For any other field, size and integer are 0."""
-    word = np.uint64(0)
-    stop = skip(data, position, end, kind)
-    if stop < 0 or kind != BINARY:
-        return stop, np.int64(0), word
-    position, size = varint(data, position, end)
-    if size != 4 and size != 8:
-        return stop, np.int64(0), word
-    for i in range(stop - position):
-        word |= np.uint64(data[position + i]) << np.uint64(8 * i)
-    return stop, np.int64(size), word
-
-
-@device
-def _histogram(data: Pointer, position: int, end: int, kind: int) -> tuple[int, int, int, int]:
-    """Parse SizeStatistics. Returns the position after it; and the length of the histogram of
-    definition levels (-1 if absent), its sum, and its last count."""
-    field = 0
-    count = np.int64(-1)
-    total = np.int64(0)
-    last = np.int64(0)
-    if kind != STRUCT:
-        return UNUSUAL, count, total, last
-    while True:
-        position, field, kind = next_field(data, position, end, field)
-        if position < 0 or kind == 0:
-            return position, count, total, last
-        if field == SIZES_DEF_LEVELS:
-            if kind != LIST:
-                return UNUSUAL, count, total, last
-            position, count, element = list_header(data, position, end)
-            total = np.int64(0)
-            for _ in range(count):
-                if position < 0:
-                    break
-                position, last = integer(data, position, end, element)
-                total += last
-        else:
-            position = skip(data, position, end, kind)
-        if position < 0:
-            return position, count, total, last
+def _fill_statistics(data: Pointer, end: int, values: Int64s, kinds: Int64s) -> None:
+    """Replace the positions of the smallest and largest values by the values, and set `ranges`."""
+    for i in range(len(_VALUE_FIELDS)):
+        slot = _OLD_MAX + i
+        size = np.uint64(0)
+        position = values[slot]
+        values[slot] = 0
+        if kinds[slot] == BINARY:
+            position, size = varint(data, position, end)
+        if size == 4 or size == 8:
+            word = np.uint64(0)
+            for j in range(np.int64(size)):
+                word |= np.uint64(data[position + j]) << np.uint64(8 * j)
+            values[slot] = np.int64(word)
+            values[_RANGES] |= 1 << (_VALUE_FIELDS[i] + (0 if size == 4 else 8))
+    # is_max_value_exact and is_min_value_exact, fields 7 and 8
+    for i in range(2):
+        if kinds[_MAX_EXACT + i] == FALSE:
+            values[_RANGES] |= 1 << (7 + i)

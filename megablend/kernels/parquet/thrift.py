@@ -117,7 +117,7 @@ def skip(data: Pointer, position: int, end: int, kind: int) -> int:
                 if position < 0:
                     break
             return position
-    return _skip_nested(data, position, end, kind, count)
+    return skip_nested(data, position, end, kind, count)
 
 
 @device
@@ -140,7 +140,7 @@ def _skip_plain(data: Pointer, position: int, end: int, kind: int) -> int:
 
 
 @device
-def _skip_nested(data: Pointer, position: int, end: int, kind: int, count: int) -> int:
+def skip_nested(data: Pointer, position: int, end: int, kind: int, count: int) -> int:
     """Skip `count` values of a kind. Returns the position after them. Not recursive, since numba
     0.68 crashes when it loads a recursive function from its cache."""
     # For each depth: the number of values left, or FIELDS; and their kind
@@ -185,4 +185,4 @@ def _skip_nested(data: Pointer, position: int, end: int, kind: int, count: int) 
 def skip_structs(data: npt.NDArray[np.uint8], position: int, count: int) -> int:
     """Return the position after `count` structs of a list, the first of which begins at
     data[position]."""
-    return _skip_nested(pointer_at(data.ctypes.data, len(data)), position, len(data), STRUCT, count)
+    return skip_nested(pointer_at(data.ctypes.data, len(data)), position, len(data), STRUCT, count)

@@ -102,15 +102,6 @@ class Struct:
         """Return a boolean field."""
         return self._typed(field, name, bool, default)
 
-    def is_false(self, field: int) -> bool:
-        """Return whether a boolean field is present and false."""
-        return self._fields.get(field) is False
-
-    def binary(self, field: int) -> bytes | None:
-        """Return a binary field, or None if it is absent or of another type."""
-        value = self._fields.get(field)
-        return value if isinstance(value, bytes) else None
-
     def text(self, field: int, name: str) -> str:
         """Return a binary field, read as UTF-8."""
         return self._typed(field, name, bytes).decode("utf-8", "replace")
@@ -123,14 +114,6 @@ class Struct:
         """Return a list of structs."""
         found = self._fields.get(field)
         return found if isinstance(found, Structs) else self._list(field, name, Struct)
-
-    def integers(self, field: int, name: str) -> list[int]:
-        """Return a list of integers."""
-        return self._list(field, name, int)
-
-    def texts(self, field: int, name: str) -> list[str]:
-        """Return a list of binary values, read as UTF-8."""
-        return [value.decode("utf-8", "replace") for value in self._list(field, name, bytes)]
 
     def _typed(self, field: int, name: str, kind: type[T], default: T | None = None) -> T:
         value = self._fields.get(field, default)

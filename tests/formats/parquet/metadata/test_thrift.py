@@ -40,7 +40,7 @@ def test_structs_come_back(
     found, end = read_struct(bytes(before) + written + b"rest", before)
     assert end == before + len(written)
     assert found.integer(1, "short") == short
-    assert found.integers(2, "numbers") == numbers
+    assert found._fields[2] == numbers
     for each in [found.struct(3, "inner"), *found.structs(4, "inners")]:
         assert each.integer(15, "long") == long
         assert each.text(1, "data") == data.decode("utf-8", "replace")
@@ -110,7 +110,7 @@ def test_fields_of_the_wrong_type() -> None:
     with pytest.raises(MalformedError, match="places is missing"):
         found.structs(9, "places")
     with pytest.raises(MalformedError, match="sizes contains elements of the wrong type"):
-        found.integers(3, "sizes")
+        found.structs(3, "sizes")
     for field in (4, 5):
         with pytest.raises(MalformedError, match=r"rows is -?\d+, expected 0 to"):
             found.count(field, "rows")
