@@ -157,11 +157,12 @@ class StagesPlan(LocatesMany):
     def _tail_stops(self) -> dict[int, Int64s]:
         """The end of each source's tails (ordinals of begun periods that later stages read), int64
         [num_sources], by the number of each stage that was cut and has tails."""
-        return {
-            number: self._samples_before[number] + stage.cut_edges[2]
-            for number, stage in enumerate(self.stages)
-            if stage.cut_edges is not None and (stage.cut_edges[2] > stage.cut_edges[1]).any()
-        }
+        stops = dict[int, Int64s]()
+        for number, stage in enumerate(self.stages):
+            edges = stage.cut_edges
+            if edges is not None and (edges[2] > edges[1]).any():
+                stops[number] = self._samples_before[number] + edges[2]
+        return stops
 
     @cached_property
     def _stop_ordinals(self) -> Int64s:

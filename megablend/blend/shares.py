@@ -203,15 +203,21 @@ def _refuse_empty(
     config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]
 ) -> None:
     """Refuse sources that must give samples, but have no tokens. Raises: PlanError."""
-    requested = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
-    for source, source_tokens, is_requested in zip(sources, tokens, requested, strict=True):
-        if source_tokens == 0 and is_requested:
+    for source, source_tokens in zip(sources, tokens, strict=True):
+        if source_tokens == 0 and _gives_samples(source):
             remedies = _advise_tokens(config, split)
-            if any(n > 0 and other for n, other in zip(tokens, requested, strict=True)):
+            if any(
+                n > 0 and _gives_samples(other) for other, n in zip(sources, tokens, strict=True)
+            ):
                 remedies.append(f"leave it out with `{source.unit or 'weight'}: 0`")
             raise PlanError(
                 f"source {source.name!r} has no tokens in {split}: {', or '.join(remedies)}"
             )
+
+
+def _gives_samples(source: Source) -> bool:
+    """Return whether a source has a share that is not 0."""
+    return source.unit is None or getattr(source, source.unit) != 0
 
 
 def _advise_tokens(config: Config, split: str) -> list[str]:

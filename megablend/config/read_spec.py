@@ -69,7 +69,9 @@ class ReadSpec:
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
         """Return a ReadSpec from the result of `record`. Missing fields have their defaults;
         unknown keys are ignored."""
-        named = {each.name: record[each.name] for each in _NAMED_FIELDS if each.name in record}
+        named = dict[str, Any]()
+        for name in _NAMES.intersection(record):
+            named[name] = record[name]
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])
         return cls(

@@ -225,7 +225,7 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
     )
     # Files that several of the joined indexes have, unchanged, count once
     numbers = snapshot.list_repeated() if isinstance(snapshot, JoinedSnapshot) else []
-    repeated = [snapshot.file(number) for number in numbers]
+    repeated = [snapshot.files.entry(number) for number in numbers]
     return IndexDescription(
         digest=snapshot.digest,
         index_bytes=sum(

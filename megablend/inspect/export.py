@@ -148,7 +148,7 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     numbers, files = np.unique(snapshot.file_of(spans.blocks), return_inverse=True)
-    entries = [snapshot.file(number) for number in numbers.tolist()]
+    entries = [snapshot.files.entry(number) for number in numbers.tolist()]
     paths = pa.array(
         [snapshot.path(number, run.store.roots) for number in numbers.tolist()], pa.string()
     )
@@ -239,7 +239,8 @@ def _find_rows_of(reading: Reading, name: str, spans: Spans, positions: Int64s) 
     stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
     documents = blocks.documents.index_blocks(find_blocks(blocks.documents, stored))
     first_blocks = np.array(
-        [snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64
+        [snapshot.files.entry(file).first_block for file in snapshot.file_of(numbers).tolist()],
+        np.int64,
     )
     rows: Int64s = documents - (snapshot.running("rows_before", first_blocks) - first_row)
     return rows

@@ -150,7 +150,7 @@ def _group_by_source(run: Run, files: Sequence[int]) -> dict[tuple[str, int], li
     for file in files:
         store, number = locate_file(run, file)
         snapshot = store.snapshot
-        name = snapshot.sources[snapshot.file(number).column].name
+        name = snapshot.sources[snapshot.files.entry(number).column].name
         if name in names:
             path = run.store.snapshot.path(file, run.store.roots)
             by_source.setdefault((path, names.index(name)), []).append(file)

@@ -40,7 +40,7 @@ def list_stored_ranges(
             ranges.append(None)
             continue
         store, number = by_snapshot[digest]
-        entry = store.snapshot.file(number)
+        entry = store.snapshot.files.entry(number)
         read = partial(_read_block, run, store)
         ranges.append(find_stored_range(store, reading.blocks, entry, row, read))
     return ranges

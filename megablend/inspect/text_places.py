@@ -71,8 +71,8 @@ class TextPlaces:
         snapshot = self._run.store.snapshot
         number = int(snapshot.file_of(np.array([block]))[0])
         store, number_in_store = locate_file(self._run, number)
-        file = store.snapshot.file(number_in_store)
-        return store, file, block - snapshot.file(number).first_block
+        file = store.snapshot.files.entry(number_in_store)
+        return store, file, block - snapshot.files.entry(number).first_block
 
 
 def _count_tokens(offsets: Int64s, *, has_eod: bool) -> Int64s:

@@ -156,8 +156,7 @@ def amend(
     cut = cut_ledger(resumed, plan, sample)
     # A gc, a build or a skip in between would change what the amendment is planned on
     with contextlib.nullcontext() if dry_run else session.cache.hold():
-        _check_skips(checked_config, resumed, cut.num_samples)
-        _check_stages(checked_config, cut)
+        _check_cut(checked_config, resumed, cut)
         step = 1 if batch is None else whole_number("batch", batch)
         compiled, note = _compile_amended(session, cut, step, keep=not dry_run)
         amended = dataclasses.replace(compiled.ledger, request=checked_config.request_digest)
@@ -242,27 +241,23 @@ def _describe_left_out(
             f"the run no longer has the {are} {listed}, whose settings the config does not list"
         )
     kept = load_skips(config.cache_store, amended).ranges
-    gone = [each for each in load_skips(config.cache_store, committed).ranges if each not in kept]
+    gone = sorted(set(load_skips(config.cache_store, committed).ranges).difference(kept))
     if gone:
         listed = ", ".join(f"{start:,} to {stop:,}" for start, stop in gone)
         notes.append(f"samples {listed} of the previous plan are no longer skipped")
     return notes
 
 
-def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
-    """Check that the sample of an amendment is not within a skipped range. Raises: ConfigError."""
-    skipped = load_skips(config.cache_store, ledger).containing(at)
+def _check_cut(config: Config, ledger: Ledger, cut: Ledger) -> None:
+    """Check that a ledger is not cut within a skipped range, and that the config has stages.
+    Raises: ConfigError, which lists the run's stages as they would be written in a config."""
+    stop = cut.num_samples
+    skipped = load_skips(config.cache_store, ledger).containing(stop)
     if skipped is not None:
         raise ConfigError(
-            f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend the "
-            f"run at sample {skipped[1]:,} or later"
+            f"sample {stop:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend "
+            f"the run at sample {skipped[1]:,} or later"
         )
-
-
-def _check_stages(config: Config, cut: Ledger) -> None:
-    """Check that the config has stages. Raises: ConfigError, which lists the run's stages as they
-    would be written in a config."""
-    stop = cut.num_samples
     if not config.stages and stop < cut.stages[-1].end:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
             # A ledger does not record how the config described such stages

@@ -113,11 +113,11 @@ def _check_files(
     snapshot = store.snapshot
 
     def check(number: int) -> FileTokens:
-        entry = snapshot.sources[snapshot.file(number).column]
+        entry = snapshot.sources[snapshot.files.entry(number).column]
         return check_file(store, entry, number, sizes[entry.name])
 
     numbers = [number for entry in entries for number in entry.files]
-    file_bytes = {number: snapshot.file(number).opened.size for number in numbers}
+    file_bytes = {number: snapshot.files.entry(number).opened.size for number in numbers}
     num_bytes = sum(file_bytes.values())
     by_file = dict[int, FileTokens]()
     done = 0

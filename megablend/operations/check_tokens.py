@@ -50,7 +50,7 @@ def check_file(
     """Read all tokens of file `number` of the index, and check that they are less than
     `vocab_size` (MAX_IDS if None)."""
     snapshot = store.snapshot
-    file = snapshot.file(number)
+    file = snapshot.files.entry(number)
     path = snapshot.path(number, store.roots)
     first_token = int(snapshot.tokens_before[file.first_block])
     limit = vocab_size or MAX_IDS

@@ -40,7 +40,7 @@ def make_checksums(
     )
     if launch.bcast(is_made):
         return
-    sizes = [snapshot.file(number).opened.size for number in range(snapshot.num_files)]
+    sizes = [snapshot.files.entry(number).opened.size for number in range(snapshot.num_files)]
     if launch.rank == 0:
         LOG.info(
             "%s: reading up to %d bytes of %d files for checksums of blocks",

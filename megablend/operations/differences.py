@@ -3,6 +3,7 @@ their stages, and where stages end."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ from megablend.operations.results import Record
 from megablend.run.compare_blends import compare_blends
 from megablend.run.ledger import Ledger
 from megablend.run.links import Link
-from megablend.run.stage import Blend
 from megablend.run.state import State
 
 
@@ -31,12 +31,19 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     stages, so only these are compared."""
     compared = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
-        for start, blend_a, blend_b in _pair_blends(a, b):
-            from_sample = f" from sample {start:,} on" if start else ""
-            compared += [
-                Difference(what=what + from_sample, a=before, b=after)
-                for what, before, after in compare_blends(blend_a, blend_b)
-            ]
+        blends = None
+        stop = min(a.num_samples, b.num_samples)
+        starts = sorted({*a.starts, *b.starts})
+        # Where the blend of either changes, up to the end of the shorter one
+        for start in starts[: bisect_left(starts, stop)]:
+            blends_before = blends
+            blends = a.stage_at(start).blend, b.stage_at(start).blend
+            if blends != blends_before:
+                from_sample = f" from sample {start:,} on" if start else ""
+                compared += [
+                    Difference(what=what + from_sample, a=before, b=after)
+                    for what, before, after in compare_blends(*blends)
+                ]
         compared.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
     else:
         ends_a = [[link.stop, link.digest] for link in links_of(a)]
@@ -48,18 +55,3 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
 def links_of(which: Ledger | State) -> tuple[Link, ...]:
     """Return the chain of stages of a ledger or a state."""
     return which.links if isinstance(which, Ledger) else which.stages
-
-
-def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
-    """Return the samples at which the blend of either ledger changes, up to the end of the shorter
-    one. Each comes with the blends of both ledgers from that sample on."""
-    stop = min(a.num_samples, b.num_samples)
-    changes = list[tuple[int, Blend, Blend]]()
-    for start in sorted({*a.starts, *b.starts}):
-        if start >= stop:
-            break
-        blend_a = a.stage_at(start).blend
-        blend_b = b.stage_at(start).blend
-        if not changes or changes[-1][1:] != (blend_a, blend_b):
-            changes.append((start, blend_a, blend_b))
-    return changes

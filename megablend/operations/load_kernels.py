@@ -51,11 +51,13 @@ class _Background:
     def add(self, modules: Iterable[str]) -> None:
         """Let the thread load the kernels of modules. Each module is loaded once per process."""
         with self._lock:
-            new = [module for module in modules if module not in self._added]
-            self._added.update(new)
-            for module in new:
-                self._waiting.put(module)
-            if new and (self._thread is None or not self._thread.is_alive()):
+            has_new = False
+            for module in modules:
+                if module not in self._added:
+                    self._added.add(module)
+                    self._waiting.put(module)
+                    has_new = True
+            if has_new and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._load, name="megablend-kernels")
                 self._thread.start()
 

@@ -79,7 +79,10 @@ def _list_whole_files(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
         if entry is None or not len(entry.files):
             continue
         is_large = entry.tokens > _WHOLE_SAMPLES * config.sequence_length * len(entry.files)
-        if is_large and snapshot.file(entry.files[0]).opened.meta.get("separator", 0) is None:
+        if (
+            is_large
+            and snapshot.files.entry(entry.files[0]).opened.meta.get("separator", 0) is None
+        ):
             entries.append(entry)
     return entries
 
@@ -104,7 +107,7 @@ def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
         if entry is None:
             continue
         is_by_row = len(entry.files) > 0 and entry.read.option(DOCUMENTS) is None
-        if is_by_row and is_flat(snapshot.file(entry.files[0]).opened.meta):
+        if is_by_row and is_flat(snapshot.files.entry(entry.files[0]).opened.meta):
             entries.append(entry)
     return entries
 
@@ -125,7 +128,7 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
     files = len(entry.files)
     groups = len(entry.blocks)
     if entry.kind.has_row_groups:
-        groups = sum(len(snapshot.chunks(snapshot.file(number))) for number in entry.files)
+        groups = sum(len(snapshot.chunks(snapshot.files.entry(number))) for number in entry.files)
     place = f"{source.place}: " if source.place else ""
     return (
         f"{place}source {entry.name!r} has one token per row, so each token would be a document, but append_eod, "

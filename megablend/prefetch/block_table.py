@@ -56,8 +56,8 @@ class BlockTable:
         if blocks.offsets is not None:
             for slot, offsets in zip(slots.tolist(), blocks.offsets, strict=True):
                 self._offsets[slot] = offsets
-            self._slots["offsets"][slots] = [address_of(offsets) for offsets in blocks.offsets]
-            self._slots["num_offsets"][slots] = [len(offsets) for offsets in blocks.offsets]
+            self._slots["offsets"][slots] = list(map(address_of, blocks.offsets))
+            self._slots["num_offsets"][slots] = list(map(len, blocks.offsets))
         for column, numbers in enumerate(blocks.extra):
             if column == len(self._extra):
                 self._extra.append(BlockTable(self.ids))

@@ -131,12 +131,6 @@ def sample_bytes(settings: Config | Section) -> int:
     return size
 
 
-def cache_bytes_of(run: Run) -> int:
-    """Return the number of bytes of blocks that `dataset[k]` caches while no loader reads ahead."""
-    budget = split_budget(run, max(map(sample_bytes, run.sections)))
-    return budget.blocks + budget.cache + budget.planning
-
-
 def check_sample(config: Config) -> None:
     """Check that a single sample, of any stage, takes no more than `memory`.
     Raises: ConfigError."""

@@ -84,7 +84,9 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
                 spans=own_spans._replace(rows=own_spans.rows - i),
                 tokens=tokens[i],
                 starts=np.flatnonzero(samples.begins[i]),
-                extra={name: values[i] for name, values in samples.extra.items()},
+                extra=dict(
+                    zip(samples.extra, map(itemgetter(i), samples.extra.values()), strict=True)
+                ),
             )
         )
     return provenances

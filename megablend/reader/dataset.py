@@ -18,7 +18,7 @@ from megablend.errors import DataError, StateError
 from megablend.index.blocks.block_store import BlockBatch
 from megablend.lazy import cached_property
 from megablend.prefetch.block_cache import BlockCache
-from megablend.prefetch.memory_budget import cache_bytes_of
+from megablend.prefetch.memory_budget import sample_bytes, split_budget
 from megablend.prefetch.samples import Sample, read_each, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
@@ -81,7 +81,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     @cached_property
     def cache_bytes(self) -> int:
         """Number of bytes of blocks that `self[k]` caches while no loader reads ahead."""
-        return cache_bytes_of(self.run)
+        budget = split_budget(self.run, max(map(sample_bytes, self.run.sections)))
+        return budget.blocks + budget.cache + budget.planning
 
     @cached_property
     def block_cache(self) -> BlockCache:

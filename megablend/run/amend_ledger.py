@@ -112,7 +112,7 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
             f"the config lists no stage that begins at sample {stop:,}{listed}; add one to `stages` after the "
             f"stage that has this sample, with the settings to change and `from: {stop}`"
         )
-    added = [stage for stage in requested.stages if stage.stop > stop]
+    added = requested.stages[bisect.bisect_right(requested.ends, stop) :]
     replaced = committed.stages[len(cut.stages) :]
     last = cut.stages[-1]
     if all(
@@ -132,7 +132,8 @@ def _check_later_data(cut: Ledger, requested: Ledger, committed: Ledger) -> None
     stage that begins exactly at the cut is replaced by the stage that is requested there. Raises:
     PlanError."""
     stop = cut.num_samples
-    listed = [sample for sample in requested.index_changes if sample >= stop]
+    listed = requested.index_changes
+    listed = listed[bisect.bisect_left(listed, stop) :]
     kept = committed.index_changes[len(cut.index_changes) :]
     needed = [sample for sample in kept if sample != stop or stop in listed]
     if len(listed) < len(needed):

@@ -13,7 +13,7 @@ from megablend.order.registry import find_order
 from megablend.run.check_totals import check_limits
 from megablend.run.companion import Companion, save_companion
 from megablend.run.compile import Compiled, compile_split
-from megablend.run.run import Run
+from megablend.run.ledger import Ledger
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
@@ -42,11 +42,11 @@ def keep_companion(compiled: Compiled, others: Iterable[tuple[str, Compiled | Pl
     Raises: CacheError if it cannot be written.
     """
     run = compiled.run
-    companion = Companion(
-        starts=run.starts,
-        others={split: other.ledger for split, other in others if isinstance(other, Compiled)},
-        plan=run.plan,
-    )
+    ledgers = dict[str, Ledger]()
+    for split, other in others:
+        if isinstance(other, Compiled):
+            ledgers[split] = other.ledger
+    companion = Companion(starts=run.starts, others=ledgers, plan=run.plan)
     save_companion(run.runtime.cache, compiled.ledger, compiled.config.request_digest, companion)
 
 
@@ -58,6 +58,7 @@ def precompute_orders(compiled: Compiled) -> None:
     is read in are computed for it, since it may lack the document table that another order needs.
     """
     config = compiled.config
+    run = compiled.run
     store = compiled.store
     by_store = find_split_ranges(store.stores, config.shares)
     for number, split in enumerate(SPLITS):
@@ -73,16 +74,8 @@ def precompute_orders(compiled: Compiled) -> None:
                     continue  # opening the split raises the error
                 orders = {config.order}
                 if split == compiled.split:
-                    orders = _list_orders(compiled.run, name, each.snapshot.digest)
+                    segments = run.plan.epochs.segments[run.data.index_names.index(name)]
+                    digest = each.snapshot.digest
+                    orders = {part.order for part in segments if part.snapshot == digest}
                 for order in sorted(orders):
                     find_order(order).make(blocks, 0).precompute()
-
-
-def _list_orders(run: Run, source: str, snapshot: str) -> set[str]:
-    """Return the orders in which a run reads a source of a snapshot."""
-    number = run.data.index_names.index(source)
-    return {
-        segment.order
-        for segment in run.plan.epochs.segments[number]
-        if segment.snapshot == snapshot
-    }

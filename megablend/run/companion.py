@@ -107,7 +107,16 @@ def load_companion(cache: CacheStore, ledger: Ledger, request: str | None) -> Co
         head = json.loads(numbers[1:stop].tobytes())
         if not fits(head, _HEAD):
             return None
-        plan = _parse_plan(head, numbers[stop:])
+        rest = numbers[stop:]
+        stop = head["num_rows"] * head["num_sources"]
+        rows = rest[:stop].reshape(head["num_rows"], head["num_sources"])
+        stages = []
+        for each in head["stages"]:
+            requested = StageRequest(**_with_arrays(each["request"], rows))
+            stages.append(PlannedStage(**_with_arrays(each | {"request": requested}, rows)))
+        table = rest[stop:].reshape(-1, _COLUMNS)
+        epochs = partial(_parse_epochs, table, head["names"], head["withdrawn"])
+        plan = StagesPlan(stages, epochs)
         if (plan.num_samples, plan.num_sources) != (ledger.num_samples, len(ledger.blend.sources)):
             return None
         others = dict[str, Ledger]()
@@ -130,14 +139,19 @@ def save_companion(cache: CacheStore, ledger: Ledger, request: str, companion: C
         return
     plan = companion.plan
     rows = _Rows()
-    stages = [
-        rows.list_fields(stage, _STAGE) | {"request": rows.list_fields(stage.request, _REQUEST)}
-        for stage in plan.stages
-    ]
+    stages = list[dict[str, Any]]()
+    for stage in plan.stages:
+        stages.append(rows.list_fields(stage, _STAGE))
+        stages[-1]["request"] = rows.list_fields(stage.request, _REQUEST)
+    others = dict[str, dict[str, Any]]()
+    for split, other in companion.others.items():
+        (only,) = other.stages
+        blend = blend_record(only.blend)
+        others[split] = {"end": only.end, "index": only.index, "blend": blend}
     names, withdrawn, epochs = _list_epochs(plan.epochs)
     head = {
         "starts": companion.starts,
-        "others": {split: _dump_other(other) for split, other in companion.others.items()},
+        "others": others,
         "num_sources": plan.num_sources,
         "num_rows": len(rows.rows),
         "stages": stages,
@@ -154,12 +168,6 @@ def _file_of(cache: CacheStore, ledger: Ledger, request: str) -> ComputedNumbers
     # The digest does not say whether an amendment has cut the last stage
     key = [_LAYOUT, ledger.digest, ledger.num_samples, request]
     return ComputedNumbers(cache.folder, ledger.index, key)
-
-
-def _dump_other(ledger: Ledger) -> dict[str, Any]:
-    """Return the ledger of valid or test, which has one stage, as JSON."""
-    (stage,) = ledger.stages
-    return {"end": stage.end, "index": stage.index, "blend": blend_record(stage.blend)}
 
 
 class _Rows:
@@ -191,19 +199,6 @@ class _Rows:
         return number
 
 
-def _parse_plan(head: Mapping[str, Any], numbers: Int64s) -> StagesPlan:
-    """Parse a plan, given the numbers after the head. Raises: one of `_MALFORMED`."""
-    size = head["num_sources"]
-    stop = head["num_rows"] * size
-    rows = numbers[:stop].reshape(head["num_rows"], size)
-    stages = []
-    for each in head["stages"]:
-        request = StageRequest(**_with_arrays(each["request"], rows))
-        stages.append(PlannedStage(**_with_arrays(each | {"request": request}, rows)))
-    epochs = numbers[stop:].reshape(-1, _COLUMNS)
-    return StagesPlan(stages, partial(_parse_epochs, epochs, head["names"], head["withdrawn"]))
-
-
 def _with_arrays(record: Mapping[str, Any], rows: Int64s) -> dict[str, Any]:
     """Return the fields of a record, with arrays in place of the numbers of their rows."""
     values = dict(record)
@@ -225,19 +220,13 @@ def _list_epochs(
     """
     pairs = dict[tuple[str, str], int]()
     withdrawn = dict[tuple[str, ...], int]()
-    table = [
-        (
-            source,
-            each.position,
-            each.epoch,
-            each.tokens,
-            each.offset,
-            pairs.setdefault((each.snapshot, each.order), len(pairs)),
-            withdrawn.setdefault(each.withdrawn, len(withdrawn)),
-        )
-        for source, segments in enumerate(epochs.segments)
-        for each in segments
-    ]
+    table = list[tuple[int, ...]]()
+    for source, segments in enumerate(epochs.segments):
+        for each in segments:
+            pair = pairs.setdefault((each.snapshot, each.order), len(pairs))
+            gone = withdrawn.setdefault(each.withdrawn, len(withdrawn))
+            row = (source, each.position, each.epoch, each.tokens, each.offset, pair, gone)
+            table.append(row)
     return list(pairs), list(withdrawn), np.array(table, np.int64)
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -374,17 +375,19 @@ class _Compiler:
 
     def make_ledger(self) -> Ledger:
         """Make the ledger that commits to exactly the stages so far, with the newest plan version."""
-        made = (
-            Stage(
-                end=stage.end,
-                index=_data_of(self.data, stage).snapshot.digest,
-                blend=self._make_blend(stage),
-                cut=stage.cut,
-                drain=stage.drain,
-                whole_epochs=stage.whole_epochs,
+        made = list[Stage]()
+        for stage in self.stages:
+            data = _data_of(self.data, stage)
+            made.append(
+                Stage(
+                    end=stage.end,
+                    index=data.snapshot.digest,
+                    blend=self._make_blend(stage, data.parts),
+                    cut=stage.cut,
+                    drain=stage.drain,
+                    whole_epochs=stage.whole_epochs,
+                )
             )
-            for stage in self.stages
-        )
         return Ledger(run=self.config.run, stages=tuple(made))
 
     def _count_read(self, following: Config, drain: Drain) -> ReadBefore:
@@ -422,8 +425,8 @@ class _Compiler:
             is_new=is_new,
         )
 
-    def _make_blend(self, stage: RequestedStage) -> Blend:
-        """Make the blend of a stage, with the newest plan version."""
+    def _make_blend(self, stage: RequestedStage, parts: npt.NDArray[np.void]) -> Blend:
+        """Make the blend of a stage, with the newest plan version. `parts`: see `_choose_cycles`."""
         config = stage.config
         number = config.snapshot if self.split == "train" else 0
         # The sources of the stage's snapshot and of earlier ones come first in the list of all
@@ -437,7 +440,7 @@ class _Compiler:
         )
         if not stage.weights:
             return blend
-        cycles = _choose_cycles(stage, _data_of(self.data, stage).parts)[:num_sources]
+        cycles = _choose_cycles(stage, parts)[:num_sources]
         schedule = None
         if stage.schedule is not None:
             schedule = _make_schedule(stage, stage.schedule, cycles)
@@ -489,7 +492,7 @@ def _choose_cycles(stage: RequestedStage, parts: npt.NDArray[np.void]) -> list[i
         else parts["stop_block"] - parts["first_block"]
     )
     unit_tokens = map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist())
-    return [
-        cycles_per_run(tokens, share, config.sequence_length, config.shuffle_window)
-        for tokens, share in zip(unit_tokens, stage.mean_weights, strict=True)
-    ]
+    choose = partial(
+        cycles_per_run, sample_tokens=config.sequence_length, slots=config.shuffle_window
+    )
+    return list(map(choose, unit_tokens, stage.mean_weights))

@@ -332,13 +332,10 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
             settings[name] = record[key]
     if is_blended:
         settings["order"] = current_name(record["order"])
-    sources = (
-        SourceShare(
-            name=each["name"],
-            append_eod=each["append_eod"],
-            share=Fraction(each["share"]) if is_blended else None,
-            cycles=each["cycles"] if is_blended else None,
-        )
-        for each in record["sources"]
-    )
+    sources = list[SourceShare]()
+    for each in record["sources"]:
+        source = SourceShare(name=each["name"], append_eod=each["append_eod"])
+        if is_blended:
+            source = source.with_share(Fraction(each["share"]), each["cycles"])
+        sources.append(source)
     return Blend(sources=tuple(sources), **settings)

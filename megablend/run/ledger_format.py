@@ -81,7 +81,7 @@ def blend_record(blend: Blend) -> dict[str, Any]:
         "split": blend.split,
         "sequence_length": blend.sequence_length,
         "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
-        "sources": [_source_record(source) for source in blend.sources],
+        "sources": list(map(_source_record, blend.sources)),
     }
     if not blend.is_blended:
         return record
@@ -191,13 +191,13 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
     }
     if blend.schedule is not None:
         record["schedule"] = schedule_record(blend.schedule)
-    changed = [
-        (number, source)
-        for number, source in enumerate(blend.sources)
-        if old is None or number >= len(old.sources) or source != old.sources[number]
-    ]
+    changed = list[tuple[int, SourceShare]]()
+    shares = list[Fraction]()
+    for number, source in enumerate(blend.sources):
+        if old is None or number >= len(old.sources) or source != old.sources[number]:
+            changed.append((number, source))
+            shares.append(source.share or Fraction(0))
     if changed:
-        shares = [source.share or Fraction(0) for _, source in changed]
         record["of"] = math.lcm(*map(attrgetter("denominator"), shares))
         record["shares"] = [
             [number, share.numerator * (record["of"] // share.denominator), source.cycles]

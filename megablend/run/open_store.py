@@ -51,11 +51,11 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
         earlier one; CacheError if a snapshot cannot be opened.
     """
     snapshots = list(map(partial(open_snapshot, config.cache_store), digests))
-    if len(snapshots) == 1 and not any(map(attrgetter("changes_index"), config.stages)):
-        return open_block_store(config, snapshots[0], storage)
-    _check_sources(config, snapshots)
+    is_only = len(snapshots) == 1 and not any(map(attrgetter("changes_index"), config.stages))
+    if not is_only:
+        _check_sources(config, snapshots)
     for number, each in enumerate(snapshots):
-        _check_fit(config, each, number)
+        _check_fit(config, each, None if is_only else number)
     return join_stores(config.run, snapshots, list_eods(config), Runtime.of(config), storage)
 
 
@@ -138,7 +138,8 @@ def _open_store(
 
 def list_eods(config: Config) -> dict[str, int | None]:
     """List the token that follows each document, by the source's name in the index."""
-    return {name: source.append_eod for name, source in config.all_sources.items()}
+    sources = config.all_sources
+    return dict(zip(sources, map(attrgetter("append_eod"), sources.values()), strict=True))
 
 
 def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:

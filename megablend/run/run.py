@@ -78,7 +78,9 @@ class Run:
         starts = self.starts if masks else (0,)
         masks = masks or (self.runtime.masks,)
         extra = self.ledger.blend.add_extra_token_to_sequence
-        lengths = {each.start: each.request.sample_tokens for each in self.plan.stages}
+        lengths = dict[int, int]()
+        for each in self.plan.stages:
+            lengths[each.start] = each.request.sample_tokens
         edges = sorted({*lengths, *starts[: bisect_left(starts, self.num_samples)]})
         sections = list[Section]()
         length = 0

@@ -119,7 +119,7 @@ class SourceBlocks:
             return blocks
 
         def find_documents() -> Int64s:
-            rows = np.array([snapshot.file(i).rows for i in entry.files], np.int64)
+            rows = np.array([snapshot.files.entry(i).rows for i in entry.files], np.int64)
             before = np.concatenate([[0], np.cumsum(rows)])
             numbers = np.array(files) - entry.files.start
             return _drop_empty(
@@ -132,7 +132,7 @@ class SourceBlocks:
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
         """Return the ranges [start, stop) of the local blocks of files: int64 [n, 2]."""
-        listed = [blocks.snapshot.file(i) for i in files]
+        listed = [blocks.snapshot.files.entry(i) for i in files]
         edges = np.array(
             [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64
         )

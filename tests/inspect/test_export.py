@@ -47,7 +47,7 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             shown.to_dict()["pieces"][0]["epoch"],
         )
         firsts = [
-            dataset.run.store.snapshot.file(files[piece["file"]]).first_block
+            dataset.run.store.snapshot.files.entry(files[piece["file"]]).first_block
             for piece in row["pieces"]
         ]
         numbers = [

@@ -17,7 +17,7 @@ def damage(dataset: Dataset, file: str) -> set[int]:
     """Spoil a block of a file that is open; the samples that draw on it."""
     snapshot = dataset.run.store.snapshot
     number = next(i for i in range(snapshot.num_files) if snapshot.path(i).endswith(file))
-    entry = snapshot.file(number)
+    entry = snapshot.files.entry(number)
     block = entry.first_block + entry.num_blocks // 2
     dataset.read_blocks([block])
     row = snapshot.blocks([block])[0]

@@ -210,7 +210,7 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
         config, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork"
     )
     index = megablend.open(config).run.store.snapshot
-    files = {index.path(number): index.file(number) for number in range(index.num_files)}
+    files = {index.path(number): index.files.entry(number) for number in range(index.num_files)}
     blocks_of = {
         path: np.arange(file.first_block, file.first_block + file.num_blocks)
         for path, file in files.items()

@@ -270,7 +270,7 @@ def test_each_footer_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("megablend.text.places.read_footer", count)
     for number, path in enumerate(texts.paths):
-        block = opened.store.snapshot.file(number).first_block
+        block = opened.store.snapshot.files.entry(number).first_block
         assert texts.list_documents(path, block, 0, 1)
     assert len(read) > 2
     assert sorted(read) == sorted(set(read))

@@ -79,7 +79,8 @@ class BlockSizes:
         # Tokens may be a view of the whole decoded page, including its repetition and definition
         # levels
         kept = np.maximum(num_tokens * token_bytes, rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
-        kept += num_tokens * self._extra_sizes[files]
+        if self.extra:
+            kept += num_tokens * self._extra_sizes[files]
         pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
         reading = rows["stored_bytes"] + kept + pieces
         # Tokens that are narrower than the values of a dictionary are looked up in the wider type

@@ -103,7 +103,7 @@ def split_into_ranges(
     after about `stretch_bytes`, before a block that begins with a document."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
-        file = snapshot.file(number)
+        file = snapshot.files.entry(number)
         running_bytes = np.cumsum(snapshot.blocks(file.blocks)["stored_bytes"], dtype=np.int64)
         edges = file.first_block + 1 + np.flatnonzero(np.diff(running_bytes // stretch_bytes))
         end = file.first_block + file.num_blocks

@@ -34,7 +34,7 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
         # Each kind of column, with the path of the first file that has it
         kinds = dict[tuple[str, bool], str]()
         for i in reversed(entry.files):
-            opened = snapshot.file(i).opened
+            opened = snapshot.files.entry(i).opened
             kinds[opened.token_dtype, is_flat(opened.meta)] = snapshot.path(i)
         if len(kinds) > 1:
             listed = ", ".join(
@@ -57,8 +57,8 @@ def _check_counts(
     column is flat. Raises: ConfigError."""
     snapshot = store.snapshot
     for number, extra_number in zip(tokens.files, extra.files, strict=True):
-        file = snapshot.file(number)
-        column_file = snapshot.file(extra_number)
+        file = snapshot.files.entry(number)
+        column_file = snapshot.files.entry(extra_number)
         if flat and column_file.tokens != column_file.rows:
             problem = f"has {column_file.rows - column_file.tokens:,} rows without a value; every row needs one"
         elif column_file.rows != file.rows:

@@ -130,7 +130,7 @@ def _mismatch(
     """Return an error about a row that has the wrong number of values and begins in the given
     block."""
     file = int(snapshot.file_of([block])[0])
-    first_block = snapshot.file(file).first_block
+    first_block = snapshot.files.entry(file).first_block
     row -= int(np.diff(snapshot.running("rows_before", [source.blocks.start, first_block]))[0])
     return CorruptFileError(
         snapshot.path(file),

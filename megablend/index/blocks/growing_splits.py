@@ -209,7 +209,7 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> tuple[list[_Documen
             if unmatched.get(key):
                 files.append(unmatched[key].pop(0))
                 continue
-            files.append(_Documents(cohort, num_new, snapshot.file(number).rows))
+            files.append(_Documents(cohort, num_new, snapshot.files.entry(number).rows))
             files_of_key.setdefault(key, []).append(files[-1])
             num_new += files[-1].size
         cohort_sizes.append(num_new)
@@ -225,7 +225,7 @@ def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
     edges = dict[int, tuple[int, int]]()
     num_before = 0
     for number in entry.files:
-        file = snapshot.file(number)
+        file = snapshot.files.entry(number)
         edges.setdefault(num_before, (file.first_block, 0))
         num_before += file.rows
     return edges

@@ -178,7 +178,7 @@ class OpenFiles:
     def _open(self, file: int) -> OpenedReader:
         """Open a file. Over a network, try up to MAX_OPENS times until its description is the one
         that was indexed. Raises: the error of the last attempt."""
-        entry = self._snapshot.file(file)
+        entry = self._snapshot.files.entry(file)
         column = self._snapshot.columns[entry.column]
         path = self._snapshot.path(file, self._roots)
         kind = column.kind

@@ -73,7 +73,7 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
     """Compute the checksums of a file, given by its number. Read all of its blocks as readers do,
     and return the checksum of each range that is read. Raises: see BlockReader.byte_ranges and
     Storage.read."""
-    file = snapshot.file(number)
+    file = snapshot.files.entry(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
     paths = column.kind.files(path)
@@ -162,7 +162,7 @@ def find_differences(
         position = first_place >> _POSITION_SHIFT
         offset = first_place & ((1 << _POSITION_SHIFT) - 1)
         num_wrong = len(same) - int(same.sum())
-        paths = snapshot.columns[snapshot.file(number).column].kind.files(path)
+        paths = snapshot.columns[snapshot.files.entry(number).column].kind.files(path)
         yield (
             f"{paths[position]} at byte {offset}: {num_wrong:,} of {len(same):,} ranges differ from their "
             "checksums in the index; restore the file"

@@ -61,7 +61,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
         if not kind.has_group_digests:
             continue
         for number in source.files:
-            file = snapshot.file(number)
+            file = snapshot.files.entry(number)
             structure = file.opened.structure
             if kind.needs_group_digests(file.opened) and structure not in checked:
                 checked.add(structure)

@@ -113,10 +113,6 @@ class Snapshot:
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
         return _open_again, (self.store, self.digest)
 
-    def file(self, i: int) -> FileEntry:
-        """Return file number i. Raises: IndexError if there is no such file."""
-        return self.files.entry(i)
-
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
         """The version of each file at the last build, or 0 if it is unknown (uint64 [num_files]);
@@ -142,7 +138,7 @@ class Snapshot:
 
     def column_of(self, i: int) -> ColumnEntry:
         """Return the column that file i belongs to. Raises: IndexError if there is no such file."""
-        return self.columns[self.file(i).column]
+        return self.columns[self.files.entry(i).column]
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Return the path of file i. `roots` (source name -> folder) overrides the folders that the

@@ -134,9 +134,8 @@ def make_columns(
     extra_of_source = dict[str, list[ColumnEntry]]()
     measured = cache(measure)
 
-    def make_fields(number: int) -> dict[str, Any]:
+    def make_fields(number: int, block_bounds: Int64s, counts: Int64s) -> dict[str, Any]:
         record = records[number]
-        block_bounds, counts = measured()
         name = record["name"]
         return {
             "read": reads[number],
@@ -154,7 +153,10 @@ def make_columns(
         skipped = tuple(last_build.get("skipped", {}).get(name, ()))
         columns = tuple(extra_of_source.get(name, ()))
         return SourceEntry(
-            source_name=name, extra_columns=columns, skipped=skipped, **make_fields(number)
+            source_name=name,
+            extra_columns=columns,
+            skipped=skipped,
+            **make_fields(number, *measured()),
         )
 
     sources = Sources(names, reads[: len(names)], make_source)
@@ -165,7 +167,7 @@ def make_columns(
             raise DamagedCacheError.of(
                 f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
             )
-        column = ColumnEntry(source_name=owner, **make_fields(number))
+        column = ColumnEntry(source_name=owner, **make_fields(number, *measured()))
         extra_of_source.setdefault(owner, []).append(column)
         extra_columns.append(column)
     # If there are no extra columns, no entry is needed yet

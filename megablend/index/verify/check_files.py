@@ -40,7 +40,7 @@ class FileChecker:
     def check(self, number: int) -> DataError | None:
         """Check a file. Return an error that describes the problem, or None if it is the file that
         was indexed. Raises: CacheError."""
-        file = self._snapshot.file(number)
+        file = self._snapshot.files.entry(number)
         path = self._snapshot.path(number, self._roots)
         column = self._snapshot.columns[file.column]
         kind = column.kind

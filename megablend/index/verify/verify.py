@@ -131,7 +131,7 @@ def _table_problems(snapshot: Snapshot) -> Iterator[str]:
         if running[0] != 0 or len(falls):
             yield f"{name} does not ascend from 0 (at block {falls[0] if len(falls) else 0})"
     for i in range(snapshot.num_files):
-        file = snapshot.file(i)
+        file = snapshot.files.entry(i)
         blocks = snapshot.blocks(file.blocks)
         stop = blocks["offset"] + blocks["stored_bytes"]
         if len(blocks) and (blocks["offset"].min() < 0 or stop.max() > file.opened.size):

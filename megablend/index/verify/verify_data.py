@@ -87,7 +87,7 @@ def list_data_problems(
     """Yield the problems of the data files of undamaged snapshots, file by file."""
     num_files = sum(snapshot.num_files for snapshot in sound)
     num_bytes = sum(
-        snapshot.file(i).opened.size for snapshot in sound for i in range(snapshot.num_files)
+        snapshot.files.entry(i).opened.size for snapshot in sound for i in range(snapshot.num_files)
     )
     files = size = 0
     checked: set[tuple[object, ...]] = set()
@@ -110,7 +110,7 @@ def list_data_problems(
                     fault = problem.removesuffix(f"; {CHANGED_REMEDY}")
                     problems.append(f"{fault}; it is in index {snapshot.digest}, and {use.repair}")
             files = files + 1
-            size = size + snapshot.file(i).opened.size
+            size = size + snapshot.files.entry(i).opened.size
             if progress is not None:
                 progress(
                     Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes)
@@ -195,7 +195,7 @@ def _file_problems(
 ) -> Iterator[str]:
     """Yield the differences between the file at a path and the index. Snapshots share most files;
     files in `checked` are not read again."""
-    file = snapshot.file(number)
+    file = snapshot.files.entry(number)
     column = snapshot.columns[file.column]
     blocks = snapshot.blocks(file.blocks)
     key = (path, column.column, file.opened.structure, file.body, blocks.tobytes())

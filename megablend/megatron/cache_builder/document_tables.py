@@ -172,7 +172,7 @@ def _read_spec(address: Address) -> ReadSpec:
 def _has_token_documents(store: BlockStore, address: Address) -> bool:
     """Return whether each token counts as a document. This is the case for a flat column whose
     documents have no delimiter."""
-    return address.documents is None and is_flat(store.snapshot.file(0).opened.meta)
+    return address.documents is None and is_flat(store.snapshot.files.entry(0).opened.meta)
 
 
 def _index(cache: str) -> Path:

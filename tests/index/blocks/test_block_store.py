@@ -27,11 +27,13 @@ def test_as_many_readers_are_kept_as_there_is_room_for(
         storage=STORAGE,
     )
     expected = [
-        block.tokens.tolist() for block in store.read(range(store.snapshot.file(5).first_block))
+        block.tokens.tolist()
+        for block in store.read(range(store.snapshot.files.entry(5).first_block))
     ]
     again = [
-        block.tokens.tolist() for block in store.read(range(store.snapshot.file(5).first_block))
+        block.tokens.tolist()
+        for block in store.read(range(store.snapshot.files.entry(5).first_block))
     ]
     assert again == expected
-    store.read([store.snapshot.file(5).first_block])
+    store.read([store.snapshot.files.entry(5).first_block])
     assert len(store._files._opened._values) == kept

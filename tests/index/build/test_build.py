@@ -162,7 +162,7 @@ def test_a_change_in_a_body_that_the_footer_does_not_tell_makes_another_snapshot
     (data / "a.arrow").write_bytes(content)
     second = build(cache, spec(data))
     old, new = (
-        open_snapshot(str(cache), digest).file(0) for digest in (first.digest, second.digest)
+        open_snapshot(str(cache), digest).files.entry(0) for digest in (first.digest, second.digest)
     )
     assert old.opened.structure == new.opened.structure
     assert old.body != new.body

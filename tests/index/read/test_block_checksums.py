@@ -121,7 +121,7 @@ def open_moved(config: dict[str, Any], flips: int) -> tuple[BlockStore, Flipping
 
 def blocks_of_tokens(store: BlockStore) -> Int64s:
     """The blocks of the column of tokens, not those of the other column between them."""
-    return np.arange(store.snapshot.file(0).num_blocks)
+    return np.arange(store.snapshot.files.entry(0).num_blocks)
 
 
 @pytest.mark.parametrize("flips", [0, 1, MAX_READS - 1])
@@ -198,7 +198,7 @@ def change_outside_the_samples(
     }
     megablend.build(given, checksums=checksums)
     before = path.read_bytes()
-    file = megablend.open_index(given["cache"]).snapshot.file(0)
+    file = megablend.open_index(given["cache"]).snapshot.files.entry(0)
     for at in range(5000, len(before), 5000):
         other = folder / "other"
         other.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])

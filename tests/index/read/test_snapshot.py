@@ -42,7 +42,7 @@ def test_blocks_are_what_the_formats_found(snapshot: Snapshot) -> None:
     block = 0
     for i in range(snapshot.num_files):
         path = snapshot.path(i)
-        entry = snapshot.file(i)
+        entry = snapshot.files.entry(i)
         source = snapshot.columns[entry.column]
         storage = STORAGE
         found = FORMATS["arrow"].index(path, ReadSpec(), storage=storage)
@@ -67,10 +67,12 @@ def test_blocks_are_what_the_formats_found(snapshot: Snapshot) -> None:
 
 def test_file_of_passes_over_files_without_blocks(snapshot: Snapshot) -> None:
     # The empty file is among them
-    files = [i for i in range(snapshot.num_files) for _ in range(snapshot.file(i).num_blocks)]
+    files = [
+        i for i in range(snapshot.num_files) for _ in range(snapshot.files.entry(i).num_blocks)
+    ]
     np.testing.assert_array_equal(snapshot.file_of(np.arange(len(files))), files)
     assert "2empty.arrow" in {
-        snapshot.file(i).name for i in set(range(snapshot.num_files)) - set(files)
+        snapshot.files.entry(i).name for i in set(range(snapshot.num_files)) - set(files)
     }
 
 
@@ -84,13 +86,13 @@ def test_blocks_in_any_order_with_repeats_and_none(snapshot: Snapshot) -> None:
 def test_sources_tile_files_and_blocks(snapshot: Snapshot) -> None:
     assert [source.files for source in snapshot.sources] == [range(5), range(5, 6)]
     assert snapshot.sources[0].blocks.stop == snapshot.sources[1].blocks.start
-    assert snapshot.sources[1].tokens == snapshot.file(1).tokens
+    assert snapshot.sources[1].tokens == snapshot.files.entry(1).tokens
 
 
 @pytest.mark.parametrize("i", [-1, 6])
 def test_a_file_out_of_range(snapshot: Snapshot, i: int) -> None:
     with pytest.raises(IndexError, match=f"file {i} is out of range: the index has 6 files"):
-        snapshot.file(i)
+        snapshot.files.entry(i)
 
 
 def test_a_pickled_snapshot_opens_again(snapshot: Snapshot) -> None:
@@ -106,7 +108,7 @@ def test_arrays_are_mapped_and_read_only(snapshot: Snapshot) -> None:
         snapshot.tokens_before,
         snapshot.rows_before,
         snapshot.ends_before,
-        snapshot.chunks(snapshot.file(0)),
+        snapshot.chunks(snapshot.files.entry(0)),
     ):
         assert not array.flags.writeable
 

@@ -295,7 +295,9 @@ def _find_dictionaries(read: FileRead) -> list[Array | None]:
     needing = is_by_dictionary(read.blocks["encoding"]).nonzero()[0]
     if not len(needing):
         return dictionaries
-    stored = {int(page.ranges.offsets[0]): page[0] for page in read.fetched[1:]}
+    stored = dict[int, Bytes]()
+    for page in read.fetched[1:]:
+        stored[int(page.ranges.offsets[0])] = page[0]
     numbers = read.blocks["chunk"][needing].tolist()
     by_chunk = dict[int, Array]()
     for number in sorted(set(numbers)):
