@@ -40,7 +40,8 @@ class _Loop:
     """An event loop that runs in a thread until the process exits."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        # Not of the program's policy: uvloop's transports, for example, are not those of asyncio
+        self.loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="megablend-objects", daemon=True
         )

@@ -38,6 +38,20 @@ elif sys.argv[2] == "interrupt":
 sys.exit(2)
 """
 BURN = "import time; end = time.monotonic() + 280\nwhile time.monotonic() < end: pass"
+POLICY = """
+import asyncio
+import sys
+import numpy as np
+from megablend.storage.by_scheme import make_storage
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    def new_event_loop(self):
+        raise RuntimeError("this loop is not for megablend")
+
+asyncio.set_event_loop_policy(Policy())
+read = make_storage().fetch(sys.argv[1], np.array([3]), np.array([9]), lambda size: np.empty(size, np.uint8))
+print(read.result(timeout=60)[0].tobytes().decode())
+"""
 PR_SET_NAME = 15
 
 
@@ -66,6 +80,16 @@ def end_well(url: str, how: str) -> None:
 def test_a_process_ends_while_requests_are_in_flight(how: str) -> None:
     with FaultySource({"b/x": bytes(1000)}, Faults(latency=0.5)) as source:
         end_well(f"{source.url}/b/x", how)
+
+
+def test_objects_are_read_whatever_event_loops_the_program_prefers() -> None:
+    """As uvloop.install() sets a policy, for a program's own loops."""
+    with FaultySource({"b/x": bytes(range(97, 117))}, Faults()) as source:
+        command = [sys.executable, "-W", "ignore", "-c", POLICY, f"{source.url}/b/x"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=500, check=False, env=environment()
+        )
+    assert (done.returncode, done.stdout) == (0, "defghijkl\n"), done.stderr
 
 
 @pytest.mark.slow
