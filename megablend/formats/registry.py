@@ -23,6 +23,7 @@ from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.formats.raw import RAW
 from megablend.storage.base import Storage
+from megablend.storage.head_and_tail import read_ends
 from megablend.storage.prefetched import PrefetchedStorage
 
 ENTRY_POINTS = "megablend.formats"
@@ -94,6 +95,8 @@ def format_of(path: str, storage: Storage) -> Format:
     if len(candidates) > 1:
         # The error is raised for a pattern, or a file that does not exist
         with contextlib.suppress(DataError):
+            # Indexing also begins with the file's ends: over a network, they are read only once
+            read_ends(storage, path)
             fetched = PrefetchedStorage(storage)
             head_bytes = min(_HEAD_BYTES, storage.stat(path).size)
             fetched.request(path, np.array([0]), np.array([head_bytes]))

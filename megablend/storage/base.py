@@ -76,7 +76,7 @@ class ReadLimits:
 class Storage(Protocol):
     """A place where data files are kept, such as a file system or an object store. It finds files
     by names (strings, see `storage.location`), and reads ranges of their bytes. Thread-safe,
-    picklable, and usable after a fork.
+    picklable, and usable after a fork. See `storage.head_and_tail` for an optional extension.
 
     A storage is created once, by `make_storage`, and passed to everything that reads. A storage
     that changes or records another storage's results derives from `storage.wrapper.WrapperStorage`.

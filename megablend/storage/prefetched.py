@@ -10,7 +10,7 @@ it does on a local disk.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from operator import attrgetter
@@ -21,12 +21,11 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, Storage, allocate_bytes, read_range
 from megablend.storage.futures import call_now
+from megablend.storage.head_and_tail import TAIL_BYTES, get_ends
 from megablend.storage.ranges import merge_ranges
 from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.wrapper import WrapperStorage
 
-TAIL_BYTES = 64 << 10
-"""The number of bytes that are read from a file's end at first. Most footers fit into it."""
 MAX_TAIL_BYTES = 1 << 20
 """The maximum number of bytes of a file's end that `request_tail` requests."""
 PORTIONS_AHEAD = 4
@@ -66,7 +65,7 @@ class PrefetchedStorage(WrapperStorage):
     def __init__(self, inner: Storage, reads: RequestedReads | None = None) -> None:
         super().__init__(inner)
         self._reads = reads or RequestedReads()
-        self._small = defaultdict[str, list[_Requested]](list)
+        self._small: dict[str, list[_Requested]] = {}
         """The small ranges of each file, by path. Each list is sorted by the offsets of the
         ranges."""
         self._large: list[_Requested] = []
@@ -192,22 +191,39 @@ class PrefetchedStorage(WrapperStorage):
     def _find_missing(self, path: str, offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
         """Return the offsets and the sizes of the ranges that are not yet requested (int64 [n])."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
-        sizes = merged.stops - merged.starts
-        is_missing = [
-            self._cover(path, start, size) is None
-            for start, size in zip(merged.starts.tolist(), sizes.tolist(), strict=True)
-        ]
-        return merged.starts[is_missing], sizes[is_missing]
+        tail_start = self._find_tail(path)
+        missing = list[tuple[int, int]]()
+        for start, stop in zip(merged.starts.tolist(), merged.stops.tolist(), strict=True):
+            # A range that ends in the known tail is requested up to the tail
+            end = tail_start if start < tail_start < stop else stop
+            if end > start and self._cover(path, start, end - start) is None:
+                missing.append((start, end))
+        starts, stops = np.array(missing, np.int64).reshape(-1, 2).T.copy()
+        return starts, stops - starts
 
     def _list_of(self, requested: _Requested) -> list[_Requested]:
         """Return the list that a requested range belongs to."""
         is_large = requested.stop - requested.start >= _LARGE_BYTES
-        return self._large if is_large else self._small[requested.path]
+        return self._large if is_large else self._small_of(requested.path)
+
+    def _small_of(self, path: str) -> list[_Requested]:
+        """Return the small ranges of a file, sorted by offset. The first call adds the head and
+        tail of the file, if `inner` has read them."""
+        if path not in self._small:
+            ends = get_ends(self.inner, path)
+            known = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
+            self._small[path] = [_as_requested(path, start, data) for start, data in known if data]
+        return self._small[path]
+
+    def _find_tail(self, path: str) -> int:
+        """Return the offset of the first byte of a file's known tail; -1 if no tail is known."""
+        ends = get_ends(self.inner, path)
+        return ends.tail_start if ends is not None and ends.tail else -1
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Requested] | None:
         """Return the requested ranges that together contain a given range; None if a part of it was
         not requested."""
-        small = self._small[path]
+        small = self._small_of(path)
         cover = list[_Requested]()
         covered_to = offset
         while covered_to < offset + size:
@@ -266,6 +282,13 @@ def is_prefetched(storage: Storage) -> bool:
 def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
     """See PrefetchedStorage.is_requested; False for any other storage."""
     return isinstance(storage, PrefetchedStorage) and storage.is_requested(path, offset, size)
+
+
+def _as_requested(path: str, start: int, data: bytes) -> _Requested:
+    """Return bytes that are already known in the form of a requested range."""
+    read = Future[tuple[Bytes, Int64s]]()
+    read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
+    return _Requested(path, start, start + len(data), read, 0)
 
 
 def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:

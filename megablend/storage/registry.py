@@ -10,6 +10,7 @@ the scheme:
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Callable
@@ -123,7 +124,7 @@ def _make_objects(options: StorageOptions) -> Storage:
     from megablend.storage.objects.store import ObjectStorage
 
     mirror = find_mirror(options.objects)
-    storage = ObjectStorage(options.objects)
+    storage = ObjectStorage(dataclasses.replace(options.objects, mirror=mirror))
     return storage if mirror is None else _read_through(mirror, storage, options)
 
 

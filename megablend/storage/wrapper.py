@@ -11,6 +11,7 @@ from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.futures import call_now
+from megablend.storage.head_and_tail import HeadAndTail, get_ends, read_ends
 
 
 class RoutingStorage:
@@ -49,6 +50,14 @@ class RoutingStorage:
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
         return self.route(path).stat_opened(path)
+
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
+        return get_ends(self.route(path), path)
+
+    def read_ends(self, path: str) -> None:
+        """See HeadAndTailStorage.read_ends."""
+        read_ends(self.route(path), path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

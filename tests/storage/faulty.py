@@ -87,9 +87,9 @@ class _Round:
 class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
-    Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), `listed_bytes` (sizes in listings), `damages`
-    (by file, a byte that is wrong in the first answer with it) and `pages` (by a part of their URLs, how many requests are
-    answered with a web page) at any time.
+    Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), `has_tails` (answers requests for the end of a
+    file), `listed_bytes` (sizes in listings), `damages` (by file, a byte that is wrong in the first answer with it) and `pages`
+    (by a part of their URLs, how many requests are answered with a web page) at any time.
     Counts: `requests` and `faulty` (by kind), `bytes` sent, `most_in_flight`, `rounds` by file.
     """
 
@@ -100,6 +100,7 @@ class FaultySource:
         self.weak_etags = self.no_etags = False
         self.denied = ""
         """A part of the path of files that must not be read; they are listed."""
+        self.has_tails = True
         self.is_expired: Callable[[str], bool] | None = None
         self.listed_bytes: int | None = None
         self.body = b""
@@ -267,6 +268,8 @@ class FaultySource:
         more = {}
         if (wanted := headers.get("range", "")).startswith("bytes="):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
+            if not first and not self.has_tails:
+                return await self._send(writer, method, 400, {}, b"")
             start = int(first) if first else max(0, len(data) - int(last))
             stop = min(len(data), int(last) + 1 if first and last else len(data))
             status = 206

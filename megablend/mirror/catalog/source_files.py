@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 from bisect import bisect_left
@@ -9,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import numpy as np
 
-from megablend.errors import ConfigError, DataError
+from megablend.errors import ConfigError, DataError, MissingFileError
 from megablend.mirror.catalog.manifest import Manifest
 from megablend.mirror.node.source_reads import mounted_etag
 from megablend.storage.base import FileStat, Storage
@@ -253,6 +254,11 @@ class _Folder(NamedTuple):
 def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]:
     """Yield each file that a pattern matches, with the file's state. Raises: DataError if the
     source cannot be read."""
+    if is_web(pattern) and not has_wildcard(urlsplit(pattern).path):
+        # `find` would also read the file's head and tail, which its other callers need
+        with contextlib.suppress(MissingFileError):
+            yield Match(0, pattern, pattern), view.for_checking().stat(pattern)
+        return
     found = view.find(pattern)
     for folder, problem in found.unreadable.items():
         raise DataError(

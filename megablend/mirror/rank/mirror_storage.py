@@ -26,6 +26,7 @@ from megablend.mirror.rank.opening import NodeLostError
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage, allocate_bytes
 from megablend.storage.find import Found
 from megablend.storage.futures import call_now, fail_now, forward_result
+from megablend.storage.head_and_tail import HEAD_BYTES, TAIL_BYTES, HeadAndTail
 from megablend.storage.hints import DueRanges, Filled
 from megablend.storage.local import LIMITS, ends_early, replaced_error
 from megablend.storage.mirror_options import MirrorOptions
@@ -157,6 +158,20 @@ class MirrorStorage(WrapperStorage):
         return (
             self._open(path).state if self._options.covers(path) else self.inner.stat_opened(path)
         )
+
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends. Ends of mirrored files are kept only in the mirror."""
+        return None if self._options.covers(path) else super().get_ends(path)
+
+    def read_ends(self, path: str) -> None:
+        """See HeadAndTailStorage.read_ends. The ends of mirrored files are read into the mirror."""
+        if not self._options.covers(path):
+            super().read_ends(path)
+            return
+        size = self._open(path).key.size
+        head = min(HEAD_BYTES, size)
+        tail = min(TAIL_BYTES, size)
+        self.read_ranges(path, np.array([0, size - tail]), np.array([head, tail]), allocate_bytes)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

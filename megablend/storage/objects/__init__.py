@@ -5,7 +5,7 @@ address        the parts of a location: a bucket (or a server) and a key
 bucket         requests to a bucket for the state of an object and for ranges; bucket_lister lists it
 urls           lists of URLs, as braces and text files; queries of URLs, which are sent and not stored
 object_version the version of an object that is read
-known_objects  the known versions of objects
+known_objects  the known versions of objects, and the heads and tails of some
 failures       the meaning of the client's errors
 credentials    credentials that obstore does not find by itself
 obstore_stores obstore's stores, made from options and the environment

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple, TypeVar
 
 from megablend.arrays import Int64s
 from megablend.errors import DataError, MissingFileError, RefusedFileError, UnsupportedFileError
 from megablend.storage.base import Bytes
-from megablend.storage.objects.bucket_client import BucketClient, explain_encoding
+from megablend.storage.head_and_tail import HEAD_BYTES, HeadAndTail
+from megablend.storage.objects.bucket_client import BucketClient, RangeResponse, explain_encoding
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.object_version import ObjectVersion, make_version
 from megablend.storage.objects.retry_policy import attempt_within
@@ -57,23 +59,88 @@ async def stat(client: BucketClient, path: str, key: str) -> ObjectVersion:
     A GET of the first byte is sent instead of a HEAD: a failed HEAD does not say why it failed, and
     many signed URLs do not allow a HEAD.
     """
+    return (await _read_head(client, path, key, 1))[0]
+
+
+async def read_ends(
+    client: BucketClient, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
+) -> tuple[ObjectVersion, HeadAndTail]:
+    """Request the version of an object, its head and its tail, by two simultaneous requests.
+
+    Args:
+        version: the version to read; None for the current version.
+        tail_bytes: the number of bytes to request from the end of the object. The returned tail is
+            empty if the server does not support such requests.
+
+    Raises: the same errors as `stat`; ChangedFileError.
+    """
+    tasks = (
+        asyncio.ensure_future(_read_begin(client, path, key, version)),
+        asyncio.ensure_future(_read_tail(client, path, key, version, tail_bytes)),
+    )
     try:
-        return (await client.get(path, key, 0, 1, None)).version
+        (found, head), tail = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if tail is None:
+        return found, HeadAndTail(found.size, head, b"")
+    # The object may have been replaced between the two requests
+    is_same = found.find_difference(tail.version) is None
+    return found, HeadAndTail(found.size, head, tail.join() if is_same else b"")
+
+
+async def _read_begin(
+    client: BucketClient, path: str, key: str, version: ObjectVersion | None
+) -> tuple[ObjectVersion, bytes]:
+    """Return the version of an object, and its head."""
+    if version is not None:
+        size = min(version.size, HEAD_BYTES)
+        if not size:
+            return version, b""
+        response = await client.get(path, key, 0, size, version)
+        return version, response.join()
+    try:
+        return await _read_head(client, path, key, HEAD_BYTES)
+    except UnsupportedFileError:
+        # A server may respond with the whole file if that is not longer
+        return await _read_head(client, path, key, 1)
+
+
+async def _read_tail(
+    client: BucketClient, path: str, key: str, version: ObjectVersion | None, size: int
+) -> RangeResponse | None:
+    """Return the tail of an object; None if it has none or the server does not send it."""
+    if version is None:
+        return await client.get_tail(key, size) if size else None
+    size = min(size, version.size)
+    if not size:
+        return None
+    return await client.get(path, key, version.size - size, version.size, version)
+
+
+async def _read_head(
+    client: BucketClient, path: str, key: str, size: int
+) -> tuple[ObjectVersion, bytes]:
+    """Return the current version of an object, and its first bytes."""
+    try:
+        response = await client.get(path, key, 0, size, None)
+        return response.version, response.join()
     except UnsupportedFileError:  # some servers respond like this for an empty file
         version = await _head(client, path, key)
         if isinstance(version, Failure) or version.size:
             await _check_encoding(client, path, key)
             raise
-        return version
+        return version, b""
     except DataError as error:
-        # Only the error for an object that has no first byte has an offset
+        # Only the error for an object that has no such bytes has an offset
         if error.offset is None:
             raise
     version = await _head(client, path, key)
     # Web servers may refuse a HEAD, as those of signed URLs do
     if isinstance(version, Failure) and version.kind is Kind.REFUSED:
-        return ObjectVersion(size=0, etag="", modified=0)
-    return unwrap(path, version)
+        return ObjectVersion(size=0, etag="", modified=0), b""
+    return unwrap(path, version), b""
 
 
 async def _check_encoding(client: BucketClient, path: str, key: str) -> None:

@@ -35,6 +35,8 @@ _MAX_HEDGED = 0.005
 """The maximum share of all requests that are sent a second time."""
 _STREAM_BYTES = 1 << 20
 """The number of bytes of a large response that are received at a time."""
+_MAX_TAIL_REFUSALS = 3
+"""The number of consecutive refusals after which `get_tail` sends no more requests."""
 
 
 class RangeResponse(NamedTuple):
@@ -43,6 +45,10 @@ class RangeResponse(NamedTuple):
     parts: list[Any]
     """Buffers with consecutive bytes; empty if the bytes are already in the request's memory."""
     version: ObjectVersion
+
+    def join(self) -> bytes:
+        """Return the bytes of all parts."""
+        return b"".join(self.parts)
 
 
 class BucketClient:
@@ -76,6 +82,7 @@ class BucketClient:
         self.counts = self.policy.counts
         """The counts of requests so far."""
         self._warned_of_etags = False
+        self._tail_refusals = 0
         self._monitor = InFlightMonitor(
             self.timing, self.limiter, options.read_timeout, self._hedge
         )
@@ -108,6 +115,20 @@ class BucketClient:
         else:
             self.policy.note_success()
         return found
+
+    async def get_tail(self, key: str, size: int) -> RangeResponse | None:
+        """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller
+        object; None if the server does not send them for any reason. The request is not retried.
+        After several consecutive refusals, it is not even sent."""
+        if self._tail_refusals >= _MAX_TAIL_REFUSALS:
+            return None
+        found = await self._attempt(RangeRequest(key, -size, 0, None))
+        if not isinstance(found, Failure):
+            self._tail_refusals = 0
+            return found
+        if found.kind not in (Kind.MISSING, Kind.EMPTY):
+            self._tail_refusals += 1
+        return None
 
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
         """Make one attempt: send a request, and a second one if the first is late."""
@@ -213,8 +234,10 @@ class BucketClient:
         loop = asyncio.get_running_loop()
         wanted = request.wanted
         version = wanted.version
+        start = wanted.start
+        stop = wanted.stop
         options: Any = {
-            "range": (wanted.start, wanted.stop),
+            "range": (start, stop) if start >= 0 else {"suffix": -start},
             **(version.conditions if version is not None else {}),
         }
         request.waits_for = cast(
@@ -227,16 +250,21 @@ class BucketClient:
         if difference is not None:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
+        if start < 0:
+            start = max(0, found.size + start)
+            stop = found.size
         parts = await _take_body(request, result)
         if not found.etag and not self._warned_of_etags:
             self._warn_of_etags()
-        if begin != wanted.start or sum(map(len, parts)) != end - begin:
+        if begin != start or sum(map(len, parts)) != end - begin:
             return explain_encoding(result) or Failure(
                 Kind.AGAIN, "the response had the wrong length", ""
             )
-        if end != wanted.stop:
+        if end != stop and end != found.size:
             return Failure(Kind.AGAIN, "the response ended early", "")
-        self._note(request, wanted.size)
+        # `wanted.size` was counted when it was sent; the object may be shorter
+        self.counts.bytes += end - begin - wanted.size
+        self._note(request, stop - start)
         return RangeResponse(parts, found)
 
     def _warn_of_etags(self) -> None:

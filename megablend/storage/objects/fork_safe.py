@@ -10,11 +10,12 @@ from typing import Any, cast
 from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, Storage, allocate_bytes
 from megablend.storage.find import Found
+from megablend.storage.head_and_tail import HeadAndTail
 from megablend.storage.local import replaced_error
 from megablend.storage.location import find_scheme
 from megablend.storage.objects import loop
 from megablend.storage.objects.helper import get_helper
-from megablend.storage.objects.known_objects import KnownObjects
+from megablend.storage.objects.known_objects import KnownObjects, split_known
 from megablend.storage.objects.rate_limiter import is_loader_worker
 from megablend.storage.wrapper import WrapperStorage
 
@@ -94,6 +95,15 @@ class _HelperStorage(WrapperStorage):
         """See Storage.stat_opened."""
         return cast(FileStat, self._call("stat_opened", path))
 
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
+        return self._known.get_ends(path)
+
+    def read_ends(self, path: str) -> None:
+        """See HeadAndTailStorage.read_ends."""
+        if self._known.get_ends(path) is None:
+            self._call("read_ends", path)
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
         return bytes(self._call("read", path, offset, size))
@@ -153,10 +163,11 @@ class _HelperStorage(WrapperStorage):
             replaces: whether these versions replace earlier ones.
         """
         for files in known.values():
-            for path, version in files.items():
+            for path, facts in files.items():
+                version, ends = split_known(facts)
                 if replaces or self._checking:
                     self._known.replace({path: version})
-                kept = self._known.keep(path, version)
+                kept = self._known.keep(path, version, ends)
                 # Another call may have replaced the version meanwhile, which is no error then
                 if kept != version and not (replaces or self._checking):
                     raise replaced_error(path)

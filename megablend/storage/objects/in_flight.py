@@ -27,6 +27,7 @@ class RangeRequest:
 
     key: str
     start: int
+    """The first byte. If negative, the last `-start` bytes are requested, and `stop` is 0."""
     stop: int
     version: ObjectVersion | None
     """The version that the bytes must belong to; None for any version."""

@@ -31,6 +31,7 @@ from megablend.storage.base import (
 from megablend.storage.file_table import FileTable, list_texts
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
+from megablend.storage.head_and_tail import HeadAndTail
 from megablend.storage.location import has_wildcard
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import bucket, loop
@@ -173,13 +174,24 @@ class ObjectStorage:
         return self._find_version(path).stat
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files. The values are versions, by location."""
+        """See Storage.known_files. The values are instances of Known, by location."""
         return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files. Versions that this process has found itself are not
         replaced."""
         self._known.add(known)
+
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
+        return self._known.get_ends(path)
+
+    def read_ends(self, path: str) -> None:
+        """See HeadAndTailStorage.read_ends. A storage for checking does not keep heads and
+        tails."""
+        if not self._checking and self._known.get_ends(path) is None:
+            client, address = self._open(path)
+            loop.run(self._read_ends(client, path, address.key, self._known.get(path)))
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
@@ -232,11 +244,27 @@ class ObjectStorage:
         self, client: BucketClient, paths: Sequence[str], keys: Sequence[str]
     ) -> None:
         """Request the current versions of objects, and pin them."""
+        for path in paths:
+            self._known.forget(path)
+        await call_each(
+            lambda named: self._read_ends(client, *named, None),
+            zip(paths, keys, strict=True),
+            client.limiter,
+        )
 
-        async def find(named: tuple[str, str]) -> None:
-            self._known.replace({named[0]: await bucket.stat(client, *named)})
-
-        await call_each(find, zip(paths, keys, strict=True), client.limiter)
+    async def _read_ends(
+        self, client: BucketClient, path: str, key: str, version: ObjectVersion | None
+    ) -> None:
+        """Pin a version of an object, and keep its head and tail. If `version` is None, the current
+        version is pinned."""
+        mirror = self._options.mirror
+        if mirror is not None and mirror.covers(path):
+            # The mirror reads the ends, once for all processes of the node
+            self._known.keep(path, version or await bucket.stat(client, path, key))
+            return
+        tail_bytes = 0 if self._checking else self._known.tail_bytes
+        found, ends = await bucket.read_ends(client, path, key, version, tail_bytes)
+        self._known.keep(path, found, ends)
 
     def _find_one(self, path: str, address: Address) -> Found:
         """Find the object at a location without wildcards."""
@@ -250,7 +278,10 @@ class ObjectStorage:
                     "file of URLs, one per line, whose name ends in .urls; write [ and * in a file's name as %5B and "
                     "%2A"
                 )
-            self._find_version(path)
+            if self._checking:
+                self._find_version(path)
+            else:
+                self.read_ends(path)
         except MissingFileError:
             return Found([], {})
         return Found([Match(0, path, path)], {})

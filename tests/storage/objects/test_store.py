@@ -6,6 +6,7 @@ import pytest
 
 from megablend.errors import CorruptFileError
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.known_objects import Known
 from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.store import ObjectStorage
 
@@ -36,6 +37,6 @@ def test_ranges_outside_an_object(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     storage = ObjectStorage(ObjectOptions())
-    storage.add_known_files({PATH: ObjectVersion(10, "a", 0)})
+    storage.add_known_files({PATH: Known(ObjectVersion(10, "a", 0))})
     with pytest.raises(CorruptFileError, match=says):
         storage.read(PATH, offset, size)

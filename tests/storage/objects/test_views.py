@@ -108,3 +108,23 @@ def test_a_helpers_storage_for_checking_meets_new_versions(source: FaultySource)
     assert storage.stat(path) == before
     assert checking.stat(path) != before
     assert checking.read(path, 0, 4) == NEW[:4]
+
+
+def test_ends_of_files_come_from_the_helper_once(source: FaultySource) -> None:
+    source.files[PATH] = OLD * 1000
+    storage = ForkSafeStorage(make_storage())
+    path = f"s3://{PATH}"
+    assert storage.find(path).files
+    ends = storage.get_ends(path)
+    assert ends is not None
+    assert (ends.size, ends.head, ends.tail) == (10_000, OLD * 409 + OLD[:6], OLD * 1000)
+    requests = source.requests
+    storage.read_ends(path)
+    assert source.requests == requests
+    source.files[PATH] = NEW * 1000
+    assert storage.find("s3://b/*").files
+    assert storage.get_ends(path) is None  # a listing found another version
+    storage.read_ends(path)
+    ends = storage.get_ends(path)
+    assert ends is not None
+    assert (ends.head[:10], ends.tail) == (NEW, NEW * 1000)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
-from megablend.storage.prefetched import TAIL_BYTES, request_tail
+from megablend.storage.head_and_tail import TAIL_BYTES
+from megablend.storage.prefetched import request_tail
 from megablend.system.digest import hex_digest
 
 MAGIC = b"PAR1"
