@@ -15,9 +15,8 @@ gives the exhaustive blend.
   monotone: a group that is below a level at the end of a window can be left out of the whole
   window, as long as the winners reach the level. A winner below the level is not used: the window
   ends there, and the next level is lower. A window of OUTER steps leaves out most groups. Within
-  it, each window of INNER steps leaves out most of the rest, and each window of SHORT steps most of
-  those that are then left. The levels affect the speed, never the result; they follow the lowest
-  winner of the previous window.
+  it, each window of INNER steps leaves out most of the rest. The levels affect the speed, never the
+  result; they follow the lowest winner of the previous window.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from megablend.arrays import Float64s, Int16s, Int64s, Uint64s
 from megablend.jit import device, kernel
 
 OUTER = 256
-INNER = 64
-SHORT = 16
-"""Number of steps of the outer, inner and short windows. An outer window has one step for every 32
+INNER = 20
+"""Number of steps of the outer and inner windows. An outer window has one step for every 32
 groups, if that is more than OUTER."""
 # The margin is how far a level is below the lowest winner of the last window. The margin is widened
 # if a winner was below the level, and narrowed otherwise
@@ -120,17 +118,11 @@ def fill(
     hot_counts = np.empty(num_groups)
     # Member << 32 | position in `hot`: the least one is the first member's
     tickets = np.empty(num_groups, np.int64)
-    # Positions in `hot` of the groups that may win in the short window
-    few = np.empty(num_groups + 1, np.uint64)
-    few_weights = np.empty(num_groups + 1)
-    few_counts = np.empty(num_groups + 1)
     # `..._lowest`: the lowest winner of the last window; `..._seen`: that of this window so far
     outer_lowest = -np.inf
     outer_margin = 0.5
     inner_lowest = -np.inf
     inner_margin = 0.5
-    short_lowest = -np.inf
-    short_margin = 0.5
 
     i = 0
     while i < size:
@@ -152,59 +144,33 @@ def fill(
             seen = np.inf
             holds = num_hot > 0
             while i < stop and holds:
-                short_stop = min(stop, i + SHORT)
-                short_level = max(level, short_lowest - short_margin)
-                end = max(np.float64(step + short_stop - 1), 1.0)
-                num_few = np.uint64(0)
-                for k in range(num_hot):
-                    few[num_few] = k
-                    few_weights[num_few] = hot_weights[k]
-                    few_counts[num_few] = hot_counts[k]
-                    num_few += np.uint64(hot_weights[k] * end - hot_counts[k] >= short_level)
-                short_seen = np.inf
-                short_holds = num_few > 0
-                while i < short_stop and short_holds:
-                    t = max(np.float64(step + i), 1.0)
-                    best = np.uint64(0)
-                    most = few_weights[0] * t - few_counts[0]
-                    tied = False
-                    for other in range(np.uint64(1), num_few):
-                        error = few_weights[other] * t - few_counts[other]
-                        tied |= error == most
-                        best = other if error > most else best
-                        most = error if error > most else most
-                    if tied:
-                        for other in range(num_few):
-                            is_equal = few_weights[other] * t - few_counts[other] == most
-                            best = (
-                                other
-                                if is_equal and tickets[few[other]] < tickets[few[best]]
-                                else best
-                            )
-                    short_seen = min(short_seen, most)
-                    short_holds = most >= short_level
-                    if short_holds:
-                        k = few[best]
-                        group = hot[k]
-                        first = firsts[group]
-                        count = few_counts[best]
-                        datasets[i] = tickets[k] >> 32
-                        samples[i] = np.int64(count)
-                        turn, few_counts[best] = _next_turn(
-                            turns[group], firsts[group + np.uint64(1)] - first, count, caps[group]
-                        )
-                        turns[group] = turn
-                        tickets[k] = (members[first + turn] << 32) | np.int64(k)
-                        i += 1
-                for other in range(num_few):
-                    hot_counts[few[other]] = few_counts[other]
-                if short_seen < np.inf:
-                    short_lowest = short_seen
-                    seen = min(seen, short_seen)
-                short_margin = max(
-                    _LEAST_MARGIN, short_margin * (_NARROW if short_holds else _WIDEN)
-                )
-                holds = short_holds or short_level > level
+                t = max(np.float64(step + i), 1.0)
+                best = np.uint64(0)
+                most = hot_weights[0] * t - hot_counts[0]
+                tied = False
+                for other in range(np.uint64(1), np.uint64(num_hot)):
+                    error = hot_weights[other] * t - hot_counts[other]
+                    tied |= error == most
+                    best = other if error > most else best
+                    most = error if error > most else most
+                if tied:
+                    for other in range(np.uint64(num_hot)):
+                        is_equal = hot_weights[other] * t - hot_counts[other] == most
+                        best = other if is_equal and tickets[other] < tickets[best] else best
+                seen = min(seen, most)
+                holds = most >= level
+                if holds:
+                    group = hot[best]
+                    first = firsts[group]
+                    count = hot_counts[best]
+                    datasets[i] = tickets[best] >> 32
+                    samples[i] = np.int64(count)
+                    turn, hot_counts[best] = _next_turn(
+                        turns[group], firsts[group + np.uint64(1)] - first, count, caps[group]
+                    )
+                    turns[group] = turn
+                    tickets[best] = (members[first + turn] << 32) | np.int64(best)
+                    i += 1
             for k in range(num_hot):
                 counts[hot[k]] = hot_counts[k]
             if seen < np.inf:
