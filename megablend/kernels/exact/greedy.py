@@ -52,7 +52,7 @@ def fill_by_scan(
     """Fill datasets and samples for n steps from `step` on; `counts` advances.
 
     Args:
-        weights: [num_datasets], any numbers except NaN.
+        weights: [num_datasets].
         caps: [num_datasets], infinite if there is no cap.
         counts: [num_datasets], infinite if the cap is reached.
         step: 0 or more.

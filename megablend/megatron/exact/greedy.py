@@ -25,8 +25,6 @@ MAX_SCANNED = 32
 LEAD = 4096
 """A thread begins to compute from a guessed state this many steps before its part (or 8 * the
 number of groups, if that is more)."""
-_EXACT = 2.0**52
-"""Below this number of samples, float64 distinguishes the errors of counts that differ by one."""
 _State = tuple[Float64s, Int64s]
 """The state of a blend, in the form that the kernels use. For each group of datasets: the number of
 samples already taken from the member whose turn is next, and the position of that member in its
@@ -38,7 +36,7 @@ def greedy(weights: Sequence[float], size: int) -> Greedy:
     furthest behind its weighted share.
 
     Args:
-        weights: the weight of each dataset. Megatron normalizes weights to a sum of 1.
+        weights: the weight of each dataset, 0 or more. Their sum is 1, as Megatron normalizes them.
 
     Raises: PlanError if there are no datasets or too many.
 
@@ -91,22 +89,11 @@ class Greedy:
         """Total number of samples."""
         self.step = 0
         """Number of the next sample to compute."""
-        # Whether errors only grow while a dataset waits. If a weight is negative, NaN or too large,
-        # they may fall, and the faster kernel would miss a winner.
-        errors_grow = bool(np.all((weights >= 0) & (weights * max(1, size) < _EXACT)))
-        self._by_scan = not errors_grow or len(weights) <= MAX_SCANNED
-        # Whether a guessed state soon becomes the true one: all datasets together get one sample a
-        # step, and if weights sum to 1, none drifts from its share
-        self._converges = errors_grow and abs(float(weights.sum()) - 1) < 1e-6
-        if self._by_scan:
-            self._make_groups(_without_nan(weights), caps, np.arange(len(weights)))
-        else:
+        self._by_scan = len(weights) <= MAX_SCANNED
+        groups = np.arange(len(weights))
+        if not self._by_scan:
             _, groups = np.unique(np.stack([weights, caps]), axis=1, return_inverse=True)
-            # Adding 0.0 turns -0.0 into 0.0
-            self._make_groups(weights + 0.0, caps, groups)
-
-    def _make_groups(self, weights: Float64s, caps: Float64s, groups: Int64s) -> None:
-        """Store the datasets sorted by group, in their original order within each group."""
+        # Datasets by group, in their original order within each group
         self._members = np.argsort(groups, kind="stable")
         self._firsts = np.concatenate([[0], np.cumsum(np.bincount(groups))])
         leaders = self._members[self._firsts[:-1]]
@@ -131,7 +118,7 @@ class Greedy:
             )
         datasets = np.empty(count, np.int16)
         samples = np.empty(count, np.int64)
-        parts = max(1, min(threads, count // self.min_part)) if self._converges else 1
+        parts = max(1, min(threads, count // self.min_part))
         if parts == 1:
             self._run_kernel(self._state, self.step, datasets, samples)
             self.step += count
@@ -219,11 +206,3 @@ class Greedy:
                 datasets,
                 samples,
             )
-
-
-def _without_nan(weights: Float64s) -> Float64s:
-    """Replace NaN weights by numbers with the same effect as in Megatron: a dataset with a NaN
-    weight is never chosen, except that the first dataset is then always chosen."""
-    if np.isnan(weights[0]):
-        return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)
-    return np.where(np.isnan(weights), -np.inf, weights)

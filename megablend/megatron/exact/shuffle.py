@@ -30,10 +30,9 @@ class Generator:
         """Shuffle `array` in place, and advance the generator, exactly as RandomState.shuffle does.
 
         Args:
-            array: one-dimensional. Arrays of int32, uint32 and int64 are shuffled fast, others by
-                numpy itself.
+            array: integers of 4 or 8 bytes [n], contiguous.
         """
-        if _fits(array) and len(array) <= LARGE:
+        if len(array) <= LARGE:
             entries = np.asarray(array).view(np.uint32 if array.itemsize == 4 else np.uint64)
             self.position = kernels.shuffle(entries, self.key, self.position)
             return
@@ -43,15 +42,6 @@ class Generator:
         twister = state.get_state(legacy=False)["state"]
         self.key = twister["key"]
         self.position = twister["pos"]
-
-
-def _fits(array: npt.NDArray[Any]) -> bool:
-    return (
-        array.ndim == 1
-        and array.flags.c_contiguous
-        and array.dtype.kind in "iu"
-        and array.itemsize in (4, 8)
-    )
 
 
 @lru_cache(maxsize=8)

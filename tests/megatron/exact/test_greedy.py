@@ -89,16 +89,7 @@ def test_long_blends_as_megatron(kind: str, size: int) -> None:
 @pytest.mark.parametrize(
     "weights",
     [
-        [np.nan, 1, 2],
-        [1, np.nan, 5],
-        [0.2, 0.5, np.nan],
-        [1, -1, 3],
-        [np.inf, 1, np.inf],
-        [-np.inf, -np.inf],
         [0, 0, 0],
-        [-0.0, 0.0],
-        [1e300, 1e20],
-        [1e16, 1e16, 3],
         [5, 6, 7],
         [1e-320, 0],
     ],
