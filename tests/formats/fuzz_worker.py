@@ -106,7 +106,8 @@ def footer_and_bodies(found: FileIndex, data: bytes) -> list[Range]:
         if c["dictionary_offset"] >= 0
     ]
     bodies = [
-        (start + parse_page_header(data[start:stop]).header_bytes, stop) for start, stop in places
+        (start + int(parse_page_header(data[start:stop])["header_bytes"]), stop)
+        for start, stop in places
     ]
     return bodies + footer(found, data, tail=8)
 

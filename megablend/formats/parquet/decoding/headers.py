@@ -85,7 +85,7 @@ def headers_in(
     done = parse_headers(unsigned, sizes, headers)
     while done < len(sizes):
         with source.error_context(int(offsets[done]), what):
-            headers[done] = parse_page_header(memory_at(addresses[done], sizes[done])).record(0)
+            headers[done] = parse_page_header(memory_at(addresses[done], sizes[done]))
         done += 1
         done += parse_headers(unsigned[done:], sizes[done:], headers[done:])
     headers["offset"] = offsets
@@ -219,9 +219,9 @@ def _walk(source: FileBytes, fd: int, chunks: Chunks, limit: int) -> tuple[list[
         if made_no_progress:
             filled = 1
             header = read_page_header(source, offset, limit)
-            part[0] = header.record(offset)
-            offsets[chunk] += header.header_bytes + header.stored_bytes
-            left[chunk] -= header.num_values * bool(is_data(part[:1])[0])
+            part[0] = header
+            offsets[chunk] += header["header_bytes"] + header["stored_bytes"]
+            left[chunk] -= header["num_values"] * is_data(part[:1])[0]
             counts[chunk] += 1
         parts.append(part[:filled].copy())
     if left.any():
@@ -265,7 +265,7 @@ def _read_headers(
             )
         if done < len(offsets):
             offset = int(offsets[done])
-            headers[done] = read_page_header(source, offset, int(limits[done])).record(offset)
+            headers[done] = read_page_header(source, offset, int(limits[done]))
             done += 1
 
 
