@@ -37,6 +37,14 @@ class LRUCache(Generic[V]):
             self._values.move_to_end(key)
         return value
 
+    def find(self, key: Hashable) -> V | None:
+        """Return the value of `key`, or None if it is not cached."""
+        value = self._values.get(key)
+        if value is not None:
+            with contextlib.suppress(KeyError):
+                self._values.move_to_end(key)
+        return value
+
     def get_all(
         self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]
     ) -> list[V]:

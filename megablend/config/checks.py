@@ -24,7 +24,7 @@ def check_settings(settings: Settings) -> list[str]:
         raise ValueError(
             "split: `sources` already lists the sources of each split; keep only one of the two"
         )
-    lengths = [name for name in LENGTHS if getattr(settings, name) is not None]
+    lengths = settings.list_given(LENGTHS)
     if len(lengths) > 1:
         raise ValueError(
             f"{lengths[1]}: the number of training samples is already set by {lengths[0]}; keep only one of the two"

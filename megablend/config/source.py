@@ -32,6 +32,10 @@ class Model(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
     )
 
+    def list_given(self, names: Sequence[str]) -> list[str]:
+        """Return those of the keys `names` that have a value other than null."""
+        return [name for name in names if getattr(self, name) is not None]
+
 
 class Share(Model):
     """How much of a source is read: its share, in one of UNITS, and its caps."""
@@ -180,7 +184,7 @@ class Source(Share):
                 f"source {self.name!r} has `documents`, which does not apply to {self.format} files; remove it "
                 f"({hint})"
             )
-        given = [unit for unit in UNITS if getattr(self, unit) is not None]
+        given = self.list_given(UNITS)
         if len(given) > 1:
             raise ValueError(
                 f"source {self.name!r} has {' and '.join(given)}; expected only one of {', '.join(UNITS)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -148,7 +147,7 @@ class StageSettings(_Changes):
     @model_validator(mode="after")
     def _keys_fit(self) -> StageSettings:
         """Check that the keys of the stage are consistent."""
-        given = [name for name in ENDS if getattr(self, name) is not None]
+        given = self.list_given(ENDS)
         if len(given) > 1:
             raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep only one")
         if self.schedule is None and "steps" in self.model_fields_set:
@@ -165,12 +164,12 @@ class StageSettings(_Changes):
     @property
     def changes_samples(self) -> bool:
         """Whether the stage changes the length of samples, or a mask."""
-        return not self.find_changes().keys().isdisjoint(("sequence_length", *MASKS))
+        return bool(self.list_given(("sequence_length", *MASKS)))
 
     @property
     def has_end(self) -> bool:
         """Whether the stage sets its end."""
-        return not {None}.issuperset(attrgetter(*ENDS)(self))
+        return bool(self.list_given(ENDS))
 
     def find_changes(self) -> dict[str, Any]:
         """Return the settings of the config that the stage changes, apart from its sources."""

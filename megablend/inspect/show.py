@@ -194,6 +194,9 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
     """Describe a sample of a dataset, given its number."""
     sample = dataset.sample(number)
     source = dataset.run.sources[sample.source]
+    extra = dict[str, tuple[float, ...]]()
+    for name, numbers in sample.extra.items():
+        extra[name] = tuple(numbers.tolist())
     return SampleDescription(
         sample=number,
         split=dataset.run.split,
@@ -203,7 +206,7 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
         pieces=tuple(_list_pieces(dataset.run, sample.spans)),
         document_starts=tuple(sample.starts.tolist()),
         tokens=tuple(sample.tokens.tolist()),
-        extra={name: tuple(numbers.tolist()) for name, numbers in sample.extra.items()},
+        extra=extra,
         appended=_find_appended(dataset.run.store, source.append_eod, sample.spans),
     )
 

@@ -16,6 +16,7 @@ order: other values give another sequence of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -106,16 +107,16 @@ class BlockOrder(ListedOrder):
 
     def _shuffled_members(self, epoch: int, group: int) -> Listing:
         """Return the blocks of a group in the order in which an epoch reads them."""
-
-        def shuffle_members() -> Listing:
-            if self._num_groups == 1:
-                members = np.arange(self._blocks.num_blocks)
-                tokens = np.diff(self._blocks.before(np.arange(len(members) + 1)))
-            else:
-                members = self._list_members(group)
-                tokens = self._blocks.before(members + 1) - self._blocks.before(members)
-            return _shuffle(members, tokens, self._key, epoch, group + 1)
-
+        cached = self._member_cache.find((epoch, group))
+        if cached is not None:
+            return cached
+        if self._num_groups == 1:
+            members = np.arange(self._blocks.num_blocks)
+            tokens = np.diff(self._blocks.before(np.arange(len(members) + 1)))
+        else:
+            members = self._list_members(group)
+            tokens = self._blocks.before(members + 1) - self._blocks.before(members)
+        shuffle_members = partial(_shuffle, members, tokens, self._key, epoch, group + 1)
         return self._member_cache.get((epoch, group), shuffle_members)
 
     def _list_members(self, group: int) -> Int64s:

@@ -237,10 +237,10 @@ def find_cut(
 ) -> int | None:
     """Return the sample at which the next stage cuts a stage of samples [first, end). The config
     sets it, or the run was amended there."""
-    committed = sorted(
-        link.cut for link in links if link.cut is not None and first < link.cut <= end
-    )
-    cut = next_settings.from_ if next_settings.from_ is not None else next(iter(committed), None)
+    cut = next_settings.from_
+    for link in links:
+        if cut is None and link.cut is not None and first < link.cut <= end:
+            cut = link.cut
     if cut is None or cut == end:
         return None
     if not first < cut < end:

@@ -269,7 +269,7 @@ class Ledger:
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
     """Return a blend with the cycles that another blend has for sources of the same names."""
-    cycles = {source.name: source.cycles for source in fixed.sources}
+    cycles = dict(map(attrgetter("name", "cycles"), fixed.sources))
     if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
         return blend
     sources = (

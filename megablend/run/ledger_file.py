@@ -124,7 +124,7 @@ def save_ledger(
     store = find_store(cache)
     record, current = read_ledger(store, ledger.run)
     # One that is gone was removed, reset or renamed, and is not brought back
-    counts = {each.skips for each in (current, replaces) if each is not None}
+    counts = set(map(attrgetter("skips"), filter(None, (current, replaces))))
     if current not in (replaces, ledger) or (skips is not None and len(counts) > 1):
         raise overtaken(store, ledger.run)
     if skips is None:

@@ -118,8 +118,12 @@ def _open_store(
     append_eod = list(map(eods.get, names))
     roots = dict[str, str]()
     for name in names:
-        if name in runtime.paths:
-            roots[name] = _root(snapshot, name, runtime.paths[name], storage)
+        paths = runtime.paths.get(name)
+        if paths is not None:
+            roots[name] = snapshot.roots[name]
+            # Most sources have one path, whose files are where they were indexed
+            if len(paths) > 1 or paths[0].rpartition("/")[0] != roots[name]:
+                roots[name] = choose_root(snapshot, name, find_root(paths), storage)
     extra_bytes = runtime.memory // EXTRA_PART
     plain = BlockStore(snapshot, append_eod, roots, extra_bytes=extra_bytes, storage=storage)
     extra = dict[str, tuple[ExtraColumn, ...]]()
@@ -282,11 +286,3 @@ def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
 def _find_largest(dtype: str) -> int:
     """Return the largest token that a type can store."""
     return int(np.iinfo(dtype).max)
-
-
-def _root(snapshot: Snapshot, name: str, paths: Sequence[str], storage: Storage) -> str:
-    """Return the folder of a source's files; see choose_root."""
-    indexed = snapshot.roots[name]
-    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # a fast path for most sources
-        return indexed
-    return choose_root(snapshot, name, find_root(paths), storage)

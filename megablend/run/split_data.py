@@ -62,7 +62,10 @@ class SplitSources:
     def tokens_by_index(self) -> dict[str, list[int]]:
         """For each snapshot, by its digest: the number of tokens of each source in this split,
         including end-of-document tokens; 0 if the snapshot does not have the source."""
-        return {each.snapshot.digest: each.tokens for each in self.snapshots}
+        tokens = dict[str, list[int]]()
+        for each in self.snapshots:
+            tokens[each.snapshot.digest] = each.tokens
+        return tokens
 
     @cached_property
     def blocks(self) -> tuple[SourceBlocks, ...]:

@@ -108,17 +108,15 @@ class StorageByScheme(RoutingStorage):
         # Called several times per read
         scheme = "" if location.startswith("/") else find_scheme(location)
         made = self._made.get(scheme)
-        if made is None:  # another thread may also create one: the first one is used
-            made = self._made.setdefault(scheme, self._make(scheme, location))
-        return made
-
-    def _make(self, scheme: str, location: str) -> Storage:
-        """Create the storage for a scheme. Raises: ConfigError if there is no such storage. The
-        message begins with the location."""
+        if made is not None:
+            return made
         if scheme == "file":
             raise ConfigError(f"{location}: write a plain path, without file://")
         factory = find_storage(scheme)
         if factory is None:
             raise ConfigError(f"{location}: {explain_scheme(scheme)}")
         made = factory(self._options)
-        return made.for_checking() if self._checking else made
+        if self._checking:
+            made = made.for_checking()
+        # Another thread may also create one: the first one is used
+        return self._made.setdefault(scheme, made)

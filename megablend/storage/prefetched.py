@@ -274,11 +274,6 @@ def stream_portions(
     return iter(range(len(portions)))
 
 
-def is_prefetched(storage: Storage) -> bool:
-    """Return whether announcing reads to a storage has an effect."""
-    return isinstance(storage, PrefetchedStorage)
-
-
 def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
     """See PrefetchedStorage.is_requested; False for any other storage."""
     return isinstance(storage, PrefetchedStorage) and storage.is_requested(path, offset, size)

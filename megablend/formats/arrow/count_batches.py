@@ -23,7 +23,7 @@ from megablend.formats.arrow.message import (
 )
 from megablend.formats.base import BLOCK_DTYPE, ENDS_AT_DOCUMENT_END, Array
 from megablend.storage.base import Storage
-from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
+from megablend.storage.prefetched import PrefetchedStorage, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
 """If the needed part of the first batch ends within this number of bytes, the body of the last
@@ -34,7 +34,7 @@ earlier."""
 def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
     """Announce the reads that are needed to count batches; see `storage.prefetched`. places:
     PLACE_DTYPE [num_batches]."""
-    if not is_prefetched(storage) or not len(places):
+    if not isinstance(storage, PrefetchedStorage) or not len(places):
         return
     offsets, sizes = _expect_buffers(path, places, column, storage)
     offsets = np.append(offsets, places["offset"])

@@ -238,7 +238,7 @@ class BlockStore(BlockSizes):
         return self.snapshot.columns[int(self.snapshot.files.columns[read.number])]
 
     def _extra_of(self, column: ColumnEntry) -> tuple[ExtraColumn, ...] | None:
-        return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
+        return self.extra.get(column.source_name) if isinstance(column, SourceEntry) else None
 
     def _decode_file(
         self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool

@@ -163,11 +163,10 @@ class OpenFiles:
     def get(self, file: int) -> OpenedReader:
         """Return the reader of a file, given by its number in the index. Raises: MissingFileError,
         ChangedFileError, CorruptFileError."""
-        return self._opened.get(file, partial(self._open_once, file))
-
-    def _open_once(self, file: int) -> OpenedReader:
-        """Open a file. Only one of the threads that need the file opens it, and the others wait for
-        it."""
+        found = self._opened.find(file)
+        if found is not None:
+            return found
+        # Only one of the threads that need the file opens it, and the others wait for it
         key = os.getpid(), file
         with self._opening.setdefault(key, threading.Lock()):
             try:

@@ -169,7 +169,9 @@ class FileTable:
         """The size in bytes of a decoded token of each file (int64 [num_files])."""
         # pyarrow's `dictionary_encode` would import pyarrow.compute
         names = self._files.column("token_dtype").to_pylist()
-        sizes = {name: np.dtype(name).itemsize for name in set(names)}
+        sizes = dict[str, int]()
+        for name in set(names):
+            sizes[name] = np.dtype(name).itemsize
         return np.fromiter(map(sizes.__getitem__, names), np.int64, len(names))
 
     def _checked_number(self, i: int) -> int:

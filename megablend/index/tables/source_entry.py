@@ -44,7 +44,7 @@ class ColumnEntry:
     @cached_property
     def kind(self) -> Format:
         """The format of the column's files."""
-        return get_format(self.format)
+        return get_format(self.read.format or "")
 
     @property
     def format(self) -> str:

@@ -16,7 +16,7 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.buffers import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, ReadLimits, Storage
-from megablend.storage.prefetched import is_prefetched, request_ranges, stream_portions
+from megablend.storage.prefetched import PrefetchedStorage, request_ranges, stream_portions
 from megablend.storage.ranges import merge_ranges, portions
 
 PORTION_BYTES = 32 << 20
@@ -48,7 +48,7 @@ class FileBytes:
     @property
     def is_prefetched(self) -> bool:
         """Whether reads have to be announced by `request` to be fast; see `storage.prefetched`."""
-        return is_prefetched(self.storage)
+        return isinstance(self.storage, PrefetchedStorage)
 
     def request(self, offsets: Int64s, sizes: Int64s) -> None:
         """Announce reads of ranges, given as arrays of int64 [n]. Ranges outside the file are left
