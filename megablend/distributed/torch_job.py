@@ -169,14 +169,15 @@ def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
     length."""
     options = _C10D.AllgatherOptions()
     options.timeout = _WORK_TIMEOUT
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    group.allgather([lengths], [torch.tensor([len(data)])], options).wait()
-    longest = max(int(length) for length in lengths)
-    parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(size)]
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(data)] = data
-    group.allgather([parts], [padded], options).wait()
+    with torch.device("cpu"):  # whatever default device the trainer has set
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+        group.allgather([lengths], [torch.tensor([len(data)])], options).wait()
+        longest = max(int(length) for length in lengths)
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(size)]
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = data
+        group.allgather([parts], [padded], options).wait()
     return [pickle.loads(part.numpy().tobytes()) for part in parts]
 
 

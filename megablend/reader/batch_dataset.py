@@ -20,6 +20,7 @@ from megablend.prefetch.windows import plan_windows
 from megablend.reader.dataset import Dataset
 from megablend.reader.error_context import name_sample
 from megablend.reader.tensors import batch_dict
+from megablend.reader.transform import collated
 from megablend.system import count_cpus
 from megablend.system.failures import translate
 
@@ -62,9 +63,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         """Return the batch of consecutive samples `ks`; for an empty list, a batch of one padding
         sample. Raises: see ReadAhead.next."""
         if not ks:
-            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate(
-                [self._dataset.untransformed(None)]
-            )
+            padding: dict[str, torch.Tensor] = collated([self._dataset.untransformed(None)])
             return padding
         try:
             samples = self._read_ahead_from(ks[0]).next()

@@ -50,7 +50,7 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
     numbers: list[int | None] = [*ks] or [None]
     samples = [apply(transform, sample_of(batch, i), k) for i, k in enumerate(numbers)]
     try:
-        return torch.utils.data.default_collate(samples)
+        return collated(samples)
     except (RuntimeError, TypeError, KeyError) as error:
         raise TransformError(
             f"the transformed samples {numbers[0]} to {numbers[-1]} cannot be collated ({error}); return tensors of the "
@@ -68,6 +68,13 @@ def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
         else:
             sample[name] = int(value[i]) if name == "dataset_id" else value[i]
     return sample
+
+
+def collated(samples: list[Any]) -> Any:
+    """Return samples collated as by torch. Numbers become tensors on the CPU, as the other values
+    are, whatever default device the trainer has set. Raises: see `default_collate`."""
+    with torch.device("cpu"):
+        return torch.utils.data.default_collate(samples)
 
 
 class Threads:

@@ -7,6 +7,7 @@ import random
 import sys
 import time
 
+import torch
 import torch.distributed
 
 from megablend.distributed.torch_job import torch_job
@@ -17,6 +18,7 @@ def main() -> None:
     rank, size, port, builds = map(int, sys.argv[1:])
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    torch.set_default_device("meta")  # as trainers may set one; groups exchange bytes all the same
     job = torch_job()
     drawn = random.Random(rank)
     total = 0

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 import megablend
 from megablend.errors import ChangedFileError, ConfigError, TransformError
+from megablend.reader.transform import apply_to_batch
 from tests.reader.loader_threads import LoaderThreads
 from tests.runs import documents, make_config, write_source
 
@@ -157,6 +158,13 @@ def test_reading_fails_where_the_batch_is_due(config: dict[str, Any], tmp_path: 
     assert loader.consumed_samples == plain.consumed_samples
 
 
+def test_numbers_become_tensors_on_the_cpu_whatever_the_default_device() -> None:
+    batch = {"tokens": torch.ones(2, 3), "labels": torch.ones(2, 3), "dataset_id": torch.ones(2)}
+    with torch.device("meta"):
+        found = apply_to_batch(doubled, batch, [0, 1])
+    assert found["first"].tolist() == [1, 1]
+
+
 def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {
         "micro_batch_size": 4,
@@ -167,6 +175,9 @@ def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
     dataset = megablend.open(config)
     (batch,) = list(megablend.Loader(dataset, transform=doubled, drop_last=False, **sizes))
     assert batch["twice"].shape == (1, 8)
+    with torch.device("meta"):  # a trainer may have set a default device; batches are on the CPU
+        (same,) = list(megablend.Loader(dataset, transform=doubled, drop_last=False, **sizes))
+    assert torch.equal(same["first"], batch["first"])
     failing = partial(picky, bad=int(dataset[0]["tokens"][0]))
     with pytest.raises(
         TransformError, match="transform failed on the sample that pads a short step: ZeroDivision"
