@@ -121,6 +121,11 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
             f"{place}: out of memory{cause}; {_REMEDIES[errno.ENOMEM]}; lower `memory:` if it is "
             "set"
         )
+    if isinstance(error, FileNotFoundError) and error.filename is None and _is_cwd_removed():
+        return ResourceError(
+            f"{place}: the working directory of this process has been removed; start it in a folder "
+            "that exists"
+        )
     is_broken_pipe = isinstance(error, BrokenPipeError)
     if isinstance(error, OSError) and error.errno is not None and not is_broken_pipe:
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}; {remedy_of(error.errno)}")
@@ -142,6 +147,16 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
             f"{place}: the system refuses to start more threads; raise the limit (`ulimit -u`), or stop other processes"
         )
     return None
+
+
+def _is_cwd_removed() -> bool:
+    """Return whether the working directory no longer exists. Relative paths, and some libraries
+    when they are imported, then fail with an error that names no file."""
+    try:
+        os.getcwd()  # noqa: PTH109  (Path.cwd may name it from memory)
+    except FileNotFoundError:
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,24 @@ def test_one_that_names_no_file_gets_the_place() -> None:
         translating("/data/cache"),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_working_directory_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    says = "^x: the working directory of this process has been removed; start it in a folder that"
+    with pytest.raises(ResourceError, match=says), translating("x"):
+        Path.cwd()
+    with pytest.raises(ResourceError, match=r"^/nowhere: .*; check that it exists"), translating(""):
+        Path("/nowhere").stat()
+    monkeypatch.chdir(tmp_path)
+    says = "^x: No such file or directory; check that it exists"
+    with pytest.raises(ResourceError, match=says), translating("x"):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def test_memory_that_is_not_there() -> None:
