@@ -2,7 +2,8 @@
 
 After a fork, the child replaces its locks, since a thread that exists only in the parent may have
 held them. A fork waits for modules of this package that other threads are importing.
-`start_uninterrupted` starts a process that Ctrl-C does not reach.
+`start_uninterrupted` starts a process that Ctrl-C does not reach; `fill_standard_streams` comes
+before the pipes to it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ def _finish_imports() -> None:
 
 
 os.register_at_fork(before=_finish_imports, after_in_child=_unlock_all)
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null in place of each standard stream that this process has closed. A pipe to a
+    child would otherwise get its descriptor, which the child uses for the stream itself."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
 
 
 def start_uninterrupted(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from megablend.errors import ResourceError
-from megablend.system.after_fork import start_uninterrupted
+from megablend.system.after_fork import fill_standard_streams, start_uninterrupted
 from megablend.text.engine import without_threads
 from megablend.text.parts import Entry
 from megablend.text.setup import Setup
@@ -100,6 +100,7 @@ class _Process:
     """A worker process, which is killed when `stack` closes."""
 
     def __init__(self, stack: ExitStack) -> None:
+        fill_standard_streams()
         self.connection, worker_end = Pipe()
         stack.callback(self.connection.close)
         paths = os.pathsep.join(filter(None, sys.path))

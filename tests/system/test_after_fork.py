@@ -13,3 +13,18 @@ def test_a_process_that_ctrl_c_does_not_reach() -> None:
     process = start_uninterrupted([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.communicate(timeout=60)[0] == b"alive\n"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_pipe_to_a_child_gets_no_descriptor_of_a_closed_stream() -> None:
+    code = """
+import os
+from megablend.system.after_fork import fill_standard_streams
+kept = os.dup(1)
+for stream in range(3):
+    os.close(stream)
+fill_standard_streams()
+ends = os.pipe()
+os.write(kept, repr([min(ends) > 2, [os.get_inheritable(n) for n in range(3)]]).encode())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[True, [True, True, True]]"

@@ -42,7 +42,10 @@ def test_a_working_directory_that_was_removed(
     says = "^x: the working directory of this process has been removed; start it in a folder that"
     with pytest.raises(ResourceError, match=says), translating("x"):
         Path.cwd()
-    with pytest.raises(ResourceError, match=r"^/nowhere: .*; check that it exists"), translating(""):
+    with (
+        pytest.raises(ResourceError, match=r"^/nowhere: .*; check that it exists"),
+        translating(""),
+    ):
         Path("/nowhere").stat()
     monkeypatch.chdir(tmp_path)
     says = "^x: No such file or directory; check that it exists"

@@ -26,7 +26,7 @@ from typing import Any
 from megablend.errors import DataError
 from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.object_options import carrying_queries
-from megablend.system.after_fork import start_uninterrupted
+from megablend.system.after_fork import fill_standard_streams, start_uninterrupted
 
 _THREADS = 64
 """The number of calls that a helper handles at a time."""
@@ -37,6 +37,7 @@ class Helper:
     """A helper process, which calls methods of storages on request."""
 
     def __init__(self) -> None:
+        fill_standard_streams()
         self._connection, theirs = Pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _CODE, str(theirs.fileno())]
