@@ -25,7 +25,7 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | 70 | a bug in megablend: please report it |
 | 130 | interrupted |
 
-Every command takes `-v` (print what is done; `-vv` prints more) and `-q` (print only errors). Progress, with the
+Every command takes `-v` (print what is done; `-vv` prints more), `-q` (print only errors) and `--log-level`. Progress, with the
 time that is left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once per node, by the first
 command that needs them, which prints a message. `build`, `index`, `megatron-cache` and `node fill` are run by all processes of a
 job. `gc` and `runs rename`, `reset` and `remove` are done and printed by the first rank where all

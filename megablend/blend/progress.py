@@ -66,15 +66,22 @@ def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
     """
     ends = list[list[int]]()
     for source in range(plan.num_sources):
-        ends.append([])
-        for epoch in range(1, limit + 1):
-            # The sample after those that end within all but the last token of the epoch
-            ordinal = plan.count_within(source, plan.epochs.start(source, epoch) - 1, 0)
-            sample = plan.sample_of_count(source, ordinal)
-            if sample is None:
-                break
-            ends[-1].append(sample)
+        ordinals = _last_ordinals(plan, source, limit).tolist()
+        samples = [plan.sample_of_count(source, ordinal) for ordinal in ordinals]
+        ends.append([sample for sample in samples if sample is not None])
     return ends
+
+
+def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
+    """Return the ordinals, int64 [n], of the samples with the last token of each of a source's
+    first `limit` epochs."""
+    last_tokens = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
+    ordinals = [np.zeros(0, np.int64)]
+    for covered in plan.list_tokens(source):
+        stop = covered.token + (covered.stop - covered.first) * covered.step
+        inside = last_tokens[(covered.token <= last_tokens) & (last_tokens < stop)]
+        ordinals.append(covered.first + (inside - covered.token) // covered.step)
+    return np.concatenate(ordinals)
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:

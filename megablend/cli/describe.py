@@ -70,8 +70,17 @@ STAGES = 12
 @click.option(
     "--top",
     type=click.IntRange(0),
-    help="Number of sources to show, those with the largest shares; 0 shows all.  "
-    f"[default: {TOP_OF_SUMMARY}, {TOP} with --all, all in JSON]",
+    help=f"Number of sources to show; 0 shows all.  [default: {TOP_OF_SUMMARY}, {TOP} with --all, all in JSON]",
+)
+@click.option(
+    "--sort",
+    metavar="KEY",
+    help="Sort sources by name, tokens, share, samples or epochs.  [default: the config's order; share if some are left out]",
+)
+@click.option(
+    "--match",
+    metavar="PATTERN",
+    help="Show only sources whose names match a pattern such as 'web-*'.",
 )
 @click.option(
     "--html",
@@ -90,6 +99,8 @@ def describe(
     nodes: int | None,
     mirror_size: str | None,
     top: int | None,
+    sort: str | None,
+    match: str | None,
     html: str | None,
     cache: str | None,
     as_json: bool,
@@ -99,7 +110,7 @@ def describe(
     If CONFIG's run has not been built, describe what it would read. A CACHE is a folder or a URL.
     """
     from megablend.inspect.describe import describe as describe_run
-    from megablend.inspect.description import CacheDescription, FilesDescription
+    from megablend.inspect.description import CacheDescription, FilesDescription, RunDescription
     from megablend.inspect.select import select_sources
 
     if micro_batch is None:
@@ -126,15 +137,18 @@ def describe(
         _write_html(found, html, what, cache)
     if isinstance(found, CacheDescription):
         refuse_options(
-            {"--top": top},
+            {"--top": top, "--sort": sort, "--match": match},
             f"selects sources of a config, but {what} is a cache; give a config",
         )
         finish(found, as_json, print_cache)
         return
     if top is None and not as_json:
         top = TOP if whole else TOP_OF_SUMMARY
-    if top:
-        found = select_sources(found, top)
+    is_summary = not (as_json or whole)
+    num_sources = len(found.index.sources) if isinstance(found, RunDescription) else 0
+    if is_summary and sort is None and top and top < num_sources:
+        sort = "share"
+    found = select_sources(found, top=top, sort=sort, match=match)
     if isinstance(found, FilesDescription):
         finish(found, as_json, _print_files)
     else:
@@ -444,4 +458,4 @@ def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
 def _print_left_out(count: int | None) -> None:
     """Print the number of sources that a table leaves out, if there are any."""
     if count:
-        print_line(f"and {count:,} more sources (--top 0 shows all)")
+        print_line(f"and {count:,} more sources (--top 0 shows all; --sort and --match select)")

@@ -19,6 +19,7 @@ from megablend.errors import ConfigError, LaunchError
 from megablend.operations.results import Record
 from megablend.system.log import LOG
 
+_LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 in_cache = click.option(
     "--cache", metavar="CACHE", help="Folder or URL of the cache, instead of the config's."
@@ -44,19 +45,26 @@ class Command(click.Command):
             click.Option(
                 ["-q", "--quiet"], is_flag=True, help="Print only errors, no warnings or progress."
             ),
+            click.Option(
+                ["--log-level"],
+                type=click.Choice(_LEVELS),
+                help="Level of messages to print.  [default: warning]",
+            ),
         ]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command with the requested log level. Raises: click.UsageError if both options set
-        it."""
+        """Run the command with the requested log level. Raises: click.UsageError if several options
+        set it."""
         verbose = ctx.params.pop("verbose")
         quiet = ctx.params.pop("quiet")
-        if verbose and quiet:
-            raise click.UsageError("give only one of -v and -q")
-        level = "ERROR" if quiet else ("WARNING", "INFO", "DEBUG")[min(verbose, 2)]
+        level = ctx.params.pop("log_level")
+        if sum((verbose > 0, quiet, level is not None)) > 1:
+            raise click.UsageError("give only one of -v, -q and --log-level")
+        if level is None:
+            level = "error" if quiet else ("warning", "info", "debug")[min(verbose, 2)]
         log = logging.getLogger("megablend")
         before = log.level
-        log.setLevel(level)
+        log.setLevel(level.upper())
         try:
             return self.call(ctx)
         finally:

@@ -146,13 +146,13 @@ def test_thresholds_are_checked(
         megablend.load_config(config | {"warnings": given})
 
 
-def test_sources_with_the_largest_shares_are_selected(config: dict[str, Any]) -> None:
+def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
     megablend.build(config)
 
-    def shown(top: int) -> list[str]:
+    def shown(**how: Any) -> list[str]:
         described = megablend.describe(config)
         assert isinstance(described, RunDescription)
-        found = select_sources(described, top).to_dict()
+        found = select_sources(described, **how).to_dict()
         train = found["splits"]["train"]
         index = found["index"]
         assert index["tokens"] == 979  # sums stay of all
@@ -160,9 +160,23 @@ def test_sources_with_the_largest_shares_are_selected(config: dict[str, Any]) ->
         assert len(index["sources"]) == len(train["sources"])
         return [source["name"] for source in train["sources"]]
 
-    assert shown(3) == shown(9) == ["s0", "s1", "s2"]
-    assert shown(2) == ["s1", "s0"]
-    assert shown(1) == ["s1"]
+    assert shown() == shown(top=0) == shown(sort="name") == ["s0", "s1", "s2"]
+    assert shown(sort="tokens") == ["s1", "s2", "s0"]
+    assert shown(sort="epochs") == ["s0", "s1", "s2"]
+    assert shown(sort="tokens", top=2) == ["s1", "s2"]
+    assert shown(match="*[02]") == ["s0", "s2"]
+    assert shown(match="s2", top=5) == ["s2"]
+    with pytest.raises(
+        megablend.ConfigError,
+        match=r"found sort 'toknes', expected one of name, .* did you mean 'tokens'",
+    ):
+        shown(sort="toknes")
+    with pytest.raises(megablend.ConfigError, match=r"match 'x\*' matches no source"):
+        shown(match="x*")
+    with pytest.raises(
+        megablend.ConfigError, match="found top -1, expected a whole number, 0 or more"
+    ):
+        shown(top=-1)
 
 
 @pytest.mark.parametrize("is_set", [False, True], ids=["split", "validation set"])

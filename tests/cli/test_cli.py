@@ -170,6 +170,11 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (["describe", "{config}", "--ranks", "2"], 2, "--ranks 2 needs --micro-batch"),
         (["describe", "{config}", "--workers", "2"], 2, "--workers 2 needs --micro-batch"),
         (["describe", "{config}", "--nodes", "2"], 2, "--nodes 2 needs --micro-batch"),
+        (
+            ["describe", "{config}", "--sort", "tokns"],
+            2,
+            "found sort 'tokns', expected one of name, tokens, ",
+        ),
         (["describe", "{folder}"], 3, "holds no index; run `megablend build CONFIG` first"),
         (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
         (
@@ -414,7 +419,7 @@ def test_how_much_is_told(config: Path) -> None:
     assert (
         re.search(
             r": indexed 4 files in ",
-            run("index", config, "-v", "--cache", config.parent / "other").stderr,
+            run("index", config, "--log-level", "info", "--cache", config.parent / "other").stderr,
         )
         is not None
     )
@@ -425,7 +430,7 @@ def test_how_much_is_told(config: Path) -> None:
     assert "indexed again" in run("build", config, "--verbose").stderr
     done = run("build", config, "-v", "-q")
     assert done.returncode == 2
-    assert "give only one of -v and -q" in done.stderr
+    assert "give only one of -v, -q and --log-level" in done.stderr
     assert run("build", "nowhere.yaml", "-q").stderr.startswith(
         "megablend: nowhere.yaml: cannot read the config"
     )
@@ -440,7 +445,7 @@ def test_every_command_takes_these_options_and_its_short_help_ends_within_the_li
                 check(command)
                 continue
             options = {option for parameter in command.params for option in parameter.opts}
-            assert {"-v", "--verbose", "-q", "--quiet", "--json"} <= options, name
+            assert {"-v", "--verbose", "-q", "--quiet", "--log-level", "--json"} <= options, name
             assert not command.get_short_help_str(72 - longest).endswith("..."), name
 
     check(cli)

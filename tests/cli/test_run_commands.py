@@ -172,17 +172,17 @@ def test_at_80_columns_lines_are_wrapped_between_words(
 
 def test_some_of_many_sources(config: Path, command: Command) -> None:
     command("build", config)
-    out = command("describe", config, "--top", 1)[1]
+    out = command("describe", config, "--top", 1, "--sort", "samples")[1]
     assert "s2" in out
     assert "s0 " not in out.partition("train")[2].partition("first")[0]
-    left_out = "and 2 more sources (--top 0 shows all)"
+    left_out = "and 2 more sources (--top 0 shows all; --sort and --match select)"
     assert out.count(left_out) == 1
     assert command("describe", config, "--top", 1, "--all")[1].count(left_out) == 2
     out = command("describe", config, "--top", 2)[1]
     assert re.search("│ s2 .*│ s1 ", out, re.S)  # those with the largest shares
     assert "│ s0 " not in out
-    found = json.loads(command("describe", config, "--top", 2, "--json")[1])
-    assert [source["name"] for source in found["splits"]["train"]["sources"]] == ["s2", "s1"]
+    found = json.loads(command("describe", config, "--match", "s1", "--json")[1])
+    assert [source["name"] for source in found["splits"]["train"]["sources"]] == ["s1"]
     code, _, err = command(
         "describe", Path(yaml.safe_load(config.read_text())["cache"]), "--top", 1
     )

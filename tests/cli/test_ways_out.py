@@ -51,7 +51,7 @@ SITUATIONS = [
     Situation(
         "a split for which nobody asked",
         BUILT,
-        ["build CONFIG", "describe CONFIG"],
+        ["build CONFIG", "describe CONFIG --match a"],
         ["valid: ", "one unblended pass"],
     ),
     Situation(

@@ -233,6 +233,8 @@ test_commands = table(
     misuse("show CONFIG --step 0 --micro-batch 2 --global-batch 3", "expected a multiple of micro batch 2 x 1 ranks = 2",
            "show CONFIG --step 0 --micro-batch 2 --global-batch 4"),
     misuse("describe CONFIG --ranks 4", "needs --micro-batch", "describe CONFIG --ranks 4 --micro-batch 2"),
+    misuse("describe CONFIG --sort share --match x", r"patterns may contain \* and \?, such as", "describe CONFIG --match a*"),
+    misuse("describe CONFIG --sort shares", "did you mean '(share)'", "describe CONFIG --sort {1}"),
     misuse("describe CACHE --top 2", "is a cache; give a config", "describe CONFIG --top 2"),
     misuse("skip CONFIG --to 4", "--to needs --from", "skip CONFIG --from 0 --to 4 --batch 2"),
     misuse("skip CONFIG --from 0", "--from needs --to and --batch", "skip CONFIG --from 0 --to 4 --batch 2"),
