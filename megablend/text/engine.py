@@ -27,8 +27,9 @@ from megablend.text.tokenizer import TokenizerFile
 MISSING = "tokenising text needs the packages tokenizers and msgspec: pip install 'megablend[text]'"
 MAX_CACHE_BYTES = 512 << 20
 """The maximum size of gigatoken's cache of words. The cache takes a third of a byte for each byte
-of natural text, and seven bytes for each byte of words that never repeat. gigatoken is loaded again
-when the process has grown by this size."""
+of natural text, and seven bytes for each byte of words that never repeat. Some versions of
+gigatoken cannot limit their cache; they are loaded again when the process has grown by this
+size."""
 _BATCH_CHARACTERS = 1 << 20
 """The number of characters that `tokenizers` gets at a time: it takes 117 bytes of memory for each
 byte of text."""
@@ -127,15 +128,18 @@ class GigatokenEngine(Engine):
     def renew(self) -> None:
         """Clear the cache of words, by loading the tokenizer again."""
         self._fast: Any = self._gigatoken.Tokenizer.from_json(self._definition)
+        self._is_limited = hasattr(self._fast.backend, "set_max_cache_bytes")
+        if self._is_limited:
+            self._fast.backend.set_max_cache_bytes(MAX_CACHE_BYTES)
         self._renewed_at = _count_resident()
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of each text, without special tokens before or after the text.
 
-        A larger cache of words makes it faster, so gigatoken is loaded again only when the process
-        has grown too much.
+        A larger cache of words makes it faster. So if this version of gigatoken cannot limit its
+        cache, gigatoken is loaded again, but only when the process has grown too much.
         """
-        if _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
+        if not self._is_limited and _count_resident() > self._renewed_at + MAX_CACHE_BYTES:
             self.renew()
         if not self._is_byte_level:
             return self._encode(texts)

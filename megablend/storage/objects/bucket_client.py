@@ -79,7 +79,7 @@ class BucketClient:
         """The counts of requests so far."""
         self._warned_of_etags = False
         self._tail_refusals = 0
-        self._monitor = InFlightMonitor(self.timing, options.read_timeout)
+        self._monitor = InFlightMonitor(self.timing, self.limiter, options.read_timeout)
 
     async def get(
         self,
@@ -187,7 +187,7 @@ class BucketClient:
     def _note(self, request: Request, size: int) -> None:
         """Record that a request got a response of `size` bytes."""
         assert request.first_byte_at is not None
-        self.timing.note(asyncio.get_running_loop().time() - request.sent_at, size)
+        self.timing.note(request.sent_at, asyncio.get_running_loop().time() - request.sent_at, size)
         self.limiter.note_latency(request.first_byte_at - request.sent_at, request.first_byte_at)
 
     async def _ask_client(self, request: Request) -> RangeResponse | Failure:

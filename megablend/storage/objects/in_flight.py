@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megablend.storage.objects.object_version import ObjectVersion
+from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 
 _TICK_SECONDS = 0.05
@@ -42,6 +43,7 @@ class Request:
     """A ranged GET in flight. All times are by the clock of the event loop."""
 
     __slots__ = (
+        "check_at",
         "first_byte_at",
         "is_stalled",
         "last_byte_at",
@@ -60,6 +62,9 @@ class Request:
         """The time at which this request was sent."""
         self.last_byte_at = now
         """The time at which a byte of the response last arrived; at first, `sent_at`."""
+        self.check_at = 0.0
+        """The time at which to check next whether this request has stalled. By then, more is known
+        about how long other requests take."""
         self.first_byte_at: float | None = None
         """The time at which the response began."""
         self.waits_for: asyncio.Future[Any] | None = None
@@ -81,8 +86,9 @@ class Request:
 class InFlightMonitor:
     """A monitor that checks the requests in flight to one source; used in the event loop only."""
 
-    def __init__(self, timing: Timing, read_timeout: float) -> None:
+    def __init__(self, timing: Timing, limiter: RateLimiter, read_timeout: float) -> None:
         self._timing = timing
+        self._limiter = limiter
         self._read_timeout = read_timeout
         self._requests = set[Request]()
         self._is_running = False
@@ -109,13 +115,22 @@ class InFlightMonitor:
             return
         now = asyncio.get_running_loop().time()
         for request in list(self._requests):
-            silence = now - request.last_byte_at
-            if silence >= self._read_timeout and silence >= self._allow(request):
+            is_due = now >= max(request.check_at, request.last_byte_at + self._read_timeout)
+            if is_due and self._has_stalled(request, now):
                 request.is_stalled = True
                 request.interrupt()
         self._schedule()
 
+    def _has_stalled(self, request: Request, now: float) -> bool:
+        """Return whether a request has stalled; if not, set the time of its next check."""
+        end = request.last_byte_at + self._allow(request)
+        request.check_at = min(end, now + self._read_timeout)
+        return now >= end
+
     def _allow(self, request: Request) -> float:
-        """Return the number of seconds that may pass without a byte of the response."""
+        """Return the number of seconds that may pass without a byte of the response. It is shorter
+        if the request has been overtaken; see Timing.is_overtaken."""
         size = 0 if request.first_byte_at is None or request.is_large else request.wanted.size
+        if self._timing.is_overtaken(request.sent_at, self._limiter.requests):
+            return self._timing.allow_stalled(size)
         return request.wanted.timeout_factor * self._timing.allow(size)

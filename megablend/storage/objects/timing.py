@@ -7,6 +7,10 @@ their rate is limited.
 
 from __future__ import annotations
 
+from collections import deque
+
+from megablend.storage.objects.rate_limiter import FIRST_REQUESTS
+
 LARGE_BYTES = 1 << 20
 """The size above which a response is received in parts, each of which shows that the source is alive."""
 _SLOWEST_FACTOR = 3.0
@@ -22,6 +26,11 @@ _RATE_DIVISOR = 4
 """A response may arrive as slowly as at the average rate divided by this number."""
 _SLOW_RATE = 4096.0
 """The rate of one request, in bytes per second, that is assumed until a rate is measured."""
+_MIN_LATER = 8
+"""The minimum number of later responses after which a request counts as overtaken."""
+_SAME_TIME_DIVISOR = 5
+"""Requests that are sent within the read time-out divided by this number count as sent at the same
+time."""
 
 
 class Timing:
@@ -41,14 +50,18 @@ class Timing:
         time."""
         self._rate = 0.0
         """The average rate of one request, in bytes per second; 0 until a rate is measured."""
+        self._sent_times: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
+        """The times at which the requests for the last responses were sent."""
 
-    def note(self, seconds: float, size: int) -> None:
+    def note(self, sent_at: float, seconds: float, size: int) -> None:
         """Record the time that a response took.
 
         Args:
+            sent_at: the time at which the request was sent, by the clock of the event loop.
             seconds: the time from the request to the end of the response.
             size: the size of the response in bytes.
         """
+        self._sent_times.append(sent_at)
         self.num_responses += 1
         self._slowest = max(seconds, _SLOWEST_DECAY * self._slowest)
         if size > _RATED_BYTES:
@@ -56,6 +69,14 @@ class Timing:
             self._rate += _RATE_WEIGHT * (rate - self._rate) if self._rate else rate
         if size <= LARGE_BYTES:
             self._largest = max(self._largest, size)
+
+    def is_overtaken(self, sent_at: float, in_flight: int) -> bool:
+        """Return whether a request that was sent at `sent_at` has been overtaken: as many later
+        requests have got responses as are in flight, so that the request is not just waiting for
+        its turn. Requests that were sent at about the same time do not count as later, since they
+        are answered in any order."""
+        later = sent_at + self._read_timeout / _SAME_TIME_DIVISOR
+        return sum(other > later for other in self._sent_times) >= max(_MIN_LATER, in_flight)
 
     def allow(self, size: int) -> float:
         """Return the number of seconds without a byte after which a request counts as stalled. It
@@ -66,6 +87,15 @@ class Timing:
                 if the bytes arrive in several parts, each of which shows that the source responds.
         """
         patience = max(self._read_timeout, _SLOWEST_FACTOR * self._slowest)
-        # A response that is larger than all earlier ones may take longer
+        return patience + self._transfer_seconds(size)
+
+    def allow_stalled(self, size: int) -> float:
+        """Return the number of seconds without a byte after which an overtaken request counts as
+        stalled. Slow earlier responses are ignored, since the source responds to other requests."""
+        return self._read_timeout + self._transfer_seconds(size)
+
+    def _transfer_seconds(self, size: int) -> float:
+        """Return the additional seconds that a response of `size` bytes may take because it is
+        larger than all earlier responses."""
         more_bytes = max(0, size - self._largest)
-        return patience + more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)
+        return more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)

@@ -36,12 +36,12 @@ async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> Rang
         RateLimiter(64, None, 1),
     )
     for _ in range(before):
-        source.timing.note(0.01, 4)
+        source.timing.note(0.0, 0.01, 4)
     request = source._start(RangeRequest("key", 0, 4, None))
     task = asyncio.create_task(source._receive(request))
     await asyncio.sleep(0)
     for _ in range(others):
-        source.timing.note(0.01, 4)
+        source.timing.note(request.sent_at, 0.01, 4)
     request.is_stalled = True
     request.interrupt()
     if cancel:
