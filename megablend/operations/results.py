@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from html import escape
 from typing import Any, ClassVar
 
 _PLAIN = frozenset({str, int, float, bool})
@@ -17,12 +18,14 @@ _LINES = 5
 """Maximum number of lines of a `repr`."""
 _JOINED = "\0"
 """A placeholder for a space at which a line must not be broken."""
+_LISTED = 20
+"""Maximum number of items of a list that the HTML of a result shows."""
 
 
 class Record:
     """Base class of the frozen dataclasses that functions of megablend return. It provides the dict
-    that `--json` prints, without the fields that have their default value, if this is None or an
-    empty tuple."""
+    that `--json` prints, and the HTML that notebooks show. Both leave out a field that has its
+    default value, if this is None or an empty tuple."""
 
     __slots__ = ()
 
@@ -61,6 +64,10 @@ class Record:
         )
         return "\n".join(lines).replace(_JOINED, " ")
 
+    def _repr_html_(self) -> str:
+        """Return the result as notebooks show it."""
+        return f"<b>{type(self).__name__}</b>{_to_html(self)}"
+
 
 def _to_json(value: Any) -> Any:
     """Convert the value of an attribute to values that JSON can represent."""
@@ -86,3 +93,34 @@ def _shorten(value: Any) -> str:
     else:
         text = f"<{type(value).__name__}>" if is_dataclass(value) else repr(value)
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+
+
+def _to_html(value: Any) -> str:
+    """Return a value as HTML: a record as a table of its attributes, a tuple of records as a table
+    with a row for each."""
+    if isinstance(value, Record):
+        value = value._shown()
+    if isinstance(value, Mapping):
+        rows = [(escape(str(key)), _to_html(each)) for key, each in value.items()]
+    elif isinstance(value, tuple) and value and all(isinstance(each, Record) for each in value):
+        return _records_to_html(value)
+    else:
+        return escape(value if isinstance(value, str) else _shorten(value))
+    return (
+        "<table>"
+        + "".join(f"<tr><th>{key}</th><td>{each}</td></tr>" for key, each in rows)
+        + "</table>"
+    )
+
+
+def _records_to_html(records: Sequence[Record]) -> str:
+    """Return a table with a row for each record."""
+    shown = [each._shown() for each in records[:_LISTED]]
+    keys = list(dict.fromkeys(key for each in shown for key in each))
+    head = "".join(f"<th>{escape(key)}</th>" for key in keys)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_to_html(each.get(key, ''))}</td>" for key in keys) + "</tr>"
+        for each in shown
+    )
+    more = f"<p>and {len(records) - _LISTED:,} more</p>" if len(records) > _LISTED else ""
+    return f"<table><tr>{head}</tr>{body}</table>{more}"

@@ -135,6 +135,20 @@ def test_a_description_is_printed_by_source(config: dict[str, Any]) -> None:
     ]
 
 
+def test_notebooks_show_tables(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    found = describe(config)
+    sources = tuple(dataclasses.replace(found.index.sources[0], name=f"<{i}>") for i in range(25))
+    page = dataclasses.replace(
+        found, index=dataclasses.replace(found.index, sources=sources)
+    )._repr_html_()
+    assert page.startswith("<b>RunDescription</b><table><tr><th>cache</th>")
+    assert "<td>&lt;19&gt;</td>" in page
+    assert "<p>and 5 more</p>" in page
+    assert "&lt;20&gt;" not in page
+    assert page.count("<table>") == page.count("</table>") > 3
+
+
 class CountingStorage:
     """Reads as the ordinary storage does, and counts."""
 

@@ -135,6 +135,12 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
         rows=rows,
     )
     yield Chart(
+        title="Tokens read",
+        text=f"Tokens that the run reads from {shown}; {most_read.name} has the most, {most_read.tokens_read:,}.",
+        draw=partial(drawings.draw_tokens, sources),
+        rows=rows,
+    )
+    yield Chart(
         title="Epochs",
         text=f"How often the run reads {shown}; {most_repeated.name} most often, {most_repeated.epochs:.2f} times. "
         "The line marks one epoch.",
@@ -145,5 +151,11 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
         title="Exhaustion",
         text=f"First and last sample of {shown}. Marks show where epochs end, up to 32 for each source.",
         draw=partial(drawings.draw_exhaustion, split.samples, sources),
+        rows=rows,
+    )
+    yield Chart(
+        title="Mean lengths of documents",
+        text=f"Mean number of tokens per document of {shown}.",
+        draw=partial(drawings.draw_means, sources),
         rows=rows,
     )

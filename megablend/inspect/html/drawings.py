@@ -64,6 +64,13 @@ def draw_requested(sources: Sequence[SourceDescription], axes: Any) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
 
 
+def draw_tokens(sources: Sequence[SourceDescription], axes: Any) -> None:
+    """Draw the number of tokens that are read from each source."""
+    values = [each.tokens_read for each in sources]
+    _draw_bars(axes, sources, values, "tokens read")
+    _shorten_counts(axes)
+
+
 def draw_epochs(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw how often each source is read, with a line at one epoch."""
     values = [each.epochs for each in sources]
@@ -82,6 +89,13 @@ def draw_exhaustion(samples: int, sources: Sequence[SourceDescription], axes: An
     axes.set_xlim(0, samples)
     _shorten_counts(axes)
     axes.set_xlabel("sample")
+
+
+def draw_means(sources: Sequence[SourceDescription], axes: Any) -> None:
+    """Draw the mean length of each source's documents."""
+    values = [each.tokens / max(1, each.documents) for each in sources]
+    _draw_bars(axes, sources, values, "mean tokens per document")
+    _shorten_counts(axes)
 
 
 def _draw_bars(

@@ -72,10 +72,20 @@ def test_requested_and_actual_shares(axes: Any, sources: list[SourceDescription]
     assert axes.get_xlim()[1] >= sources[-1].requested_share
 
 
+def test_tokens(axes: Any, sources: list[SourceDescription]) -> None:
+    drawings.draw_tokens(sources, axes)
+    assert bars(axes) == [each.tokens_read for each in sources]
+
+
 def test_epochs_have_a_line_at_one(axes: Any, sources: list[SourceDescription]) -> None:
     drawings.draw_epochs(sources, axes)
     assert bars(axes) == [each.epochs for each in sources]
     assert set(axes.lines[0].get_xdata()) == {1}
+
+
+def test_means(axes: Any, sources: list[SourceDescription]) -> None:
+    drawings.draw_means(sources, axes)
+    assert bars(axes) == [pytest.approx(each.tokens / each.documents) for each in sources]
 
 
 def test_exhaustion_is_from_the_first_to_the_last_sample(

@@ -100,7 +100,7 @@ def test_charts_are_named_and_bounded(tmp_path: Path) -> None:
     assert len(text) < 5_000_000
     page = Page(text)
     drawings = page.all("svg")
-    assert len(drawings) == len(page.all("figure")) == 4
+    assert len(drawings) == len(page.all("figure")) == 6
     ids = Counter(attrs["id"] for _, attrs in page.elements if "id" in attrs)
     assert max(ids.values()) == 1
     for attrs, _ in drawings:
