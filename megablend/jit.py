@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -150,6 +151,14 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", _Kernel(function))
 
 
+def load_kernels(module: ModuleType) -> None:
+    """Load the kernels of a module that were compiled on this node before,
+    for the argument types used then."""
+    for each in list(vars(module).values()):
+        if isinstance(each, _Kernel) and each.__module__ == module.__name__:
+            each.load()
+
+
 def device(function: Callable[P, R]) -> Callable[P, R]:
     """Mark `function` as callable from kernels only. Given a kernel, return a copy of its function
     that is marked."""
@@ -217,6 +226,19 @@ class _Kernel:
         # Two threads may prepare the kernel at the same time. Both return the one that is stored
         # first, so that machine code is not loaded once into each.
         return cast("Callable[..., Any]", self.__dict__.setdefault("_compiled", prepared))
+
+    def load(self) -> None:
+        """Load the machine code that this node has for any argument types; compile nothing."""
+        prepared: Any = self._compiled or self._prepare()
+        kernel_cache = getattr(prepared, "_cache", None)
+        if not isinstance(kernel_cache, KernelCache):
+            return
+        for signature in kernel_cache.signatures(prepared.targetctx):
+            with _turn(self.py_func, fcntl.LOCK_SH):
+                is_loaded = signature in prepared.overloads
+                if not is_loaded and kernel_cache.contains(signature, prepared.targetctx):
+                    # numba's own method, since the lock is held already
+                    type(prepared).compile(prepared, signature)
 
     def __reduce__(self) -> str:
         return self.__qualname__

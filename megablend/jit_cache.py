@@ -101,6 +101,13 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         with _lock:
             return self._read(signature, context) is not None
 
+    def signatures(self, context: Any) -> list[Any]:
+        """Return the tuples of argument types for which machine code is in the cache; none if its
+        index cannot be read."""
+        with _lock:
+            keys = list(self._cache_file._load_index())
+            return [key[0] for key in keys if key == self._index_key(key[0], context.codegen())]
+
     def _read(self, signature: Any, context: Any) -> bytes | None:
         """Return the pickled machine code for a signature; None if there is none, or it is
         damaged."""

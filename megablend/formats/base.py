@@ -216,6 +216,9 @@ class BaseFormat(ABC):
     costs nothing."""
     reader_block_bytes: int = 0
     """Approximate memory that a reader uses per block of its file."""
+    kernel_modules: Sequence[str] = ()
+    """Modules in `megablend.kernels` with the compiled kernels that decoding needs. They are loaded
+    in the background when a file is opened."""
     has_row_groups: bool = False
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
     requests_in_turn: bool = False

@@ -11,6 +11,7 @@ from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_store import BlockStore
+from megablend.operations.load_kernels import PLANNING, list_kernels, load_in_background
 from megablend.operations.runs import check_split, is_on_ledger, newest_snapshot, open_run
 from megablend.operations.session import ConfigLike, Session
 from megablend.reader import Dataset
@@ -79,7 +80,9 @@ def open_dataset(
         checked = load_config(config, cache=cache)
         if stage is not None:
             stage = _check_stage(checked, split, stage)
+        load_in_background(PLANNING)
         opened = open_run(checked, split, parsed, stage=stage, storage=storage)
+    load_in_background(list_kernels(opened))
     dataset = Dataset(
         opened,
         consumed_samples=consumed_samples or 0,

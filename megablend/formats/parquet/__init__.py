@@ -30,6 +30,12 @@ class ParquetFormat(ColumnFormat):
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
     documents_known: bool = False
+    kernel_modules: Sequence[str] = (
+        "parquet.page_headers",
+        "parquet.levels",
+        "parquet.values",
+        "parquet.bodies",
+    )
     has_row_groups: bool = True
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:

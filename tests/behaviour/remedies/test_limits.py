@@ -45,7 +45,9 @@ READING = """
 import os, random, resource, sys
 from pathlib import Path
 import megablend
+from megablend.operations.load_kernels import wait_for_kernels
 room, warm = 56 << 20, megablend.open(sys.argv[1])[0]
+wait_for_kernels()  # LLVM ends a process that lacks memory
 for project in sys.argv[1:]:
     if not os.fork():
         break
@@ -53,7 +55,8 @@ for project in sys.argv[1:]:
 else:
     sys.exit()
 dataset = megablend.open(project)
-dataset[0]  # loads kernels: LLVM ends a process that lacks memory
+dataset[0]
+wait_for_kernels()
 limit = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + room
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 places = random.Random(1)
