@@ -70,6 +70,9 @@ class StoreOptions(Settings):
         Annotated[float, BeforeValidator(partial(parse_number, unit="requests per second"))] | None
     ) = None
     """The maximum number of requests per second for the whole job."""
+    hedges: bool = True
+    """Whether a few late requests are sent a second time. A node process never does this, since it
+    reads each byte once."""
     price_per_1000_requests: _Price | None = None
     """The price of 1,000 requests, in any currency, for estimates of cost."""
     price_per_gb: _Price | None = None

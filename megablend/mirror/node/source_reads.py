@@ -44,7 +44,10 @@ class SourceReader:
 
     def __init__(self, options: MirrorOptions, objects: ObjectOptions) -> None:
         self._options = options
-        self._objects = dataclasses.replace(objects, mirror=None)
+        unhedged = tuple((prefix, (("hedges", False),)) for prefix in options.prefixes)
+        self._objects = dataclasses.replace(
+            objects, mirror=None, by_prefix=(*objects.by_prefix, *unhedged)
+        )
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, asyncio.Future[Storage]]()
         # Two semaphores, so that urgent reads do not wait for pages that are fetched ahead

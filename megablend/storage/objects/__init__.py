@@ -17,7 +17,7 @@ in_flight      all requests in flight, which one timer checks
 workers        a few tasks that send many requests
 sockets        ranged GETs without the client, whose responses cost more CPU time; socket_connection is one connection
 retry_policy   when a request is tried again, and when it is given up
-bucket_client  one ranged GET: its conditions, retries and time-outs
+bucket_client  one ranged GET: its conditions, retries, time-outs and hedges
 listing        patterns of keys, and the folders that are listed for them
 object_table   the objects of a listing, as a table
 store          `ObjectStorage`

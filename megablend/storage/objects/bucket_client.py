@@ -1,10 +1,12 @@
 """The client for one bucket or server: it reads ranges of one version of an object by GET requests,
-with retries, and keeps statistics of the requests."""
+with retries and hedging, and keeps statistics of the requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from megablend.errors import (
@@ -22,13 +24,15 @@ from megablend.storage.objects.object_version import ObjectVersion, version_of_r
 from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.retry_policy import RetryPolicy
 from megablend.storage.objects.sockets import SocketReader
-from megablend.storage.objects.timing import Timing
+from megablend.storage.objects.timing import LARGE_BYTES, Timing
 from megablend.storage.store_options import StoreOptions
 from megablend.system.log import LOG
 
 T = TypeVar("T")
 _MAX_TIMEOUT_FACTOR = 16.0
 """The largest value of RangeRequest.timeout_factor."""
+_MAX_HEDGED = 0.005
+"""The maximum share of all requests that are sent a second time."""
 _STREAM_BYTES = 1 << 20
 """The number of bytes of a large response that are received at a time."""
 _MAX_TAIL_REFUSALS = 3
@@ -79,7 +83,9 @@ class BucketClient:
         """The counts of requests so far."""
         self._warned_of_etags = False
         self._tail_refusals = 0
-        self._monitor = InFlightMonitor(self.timing, self.limiter, options.read_timeout)
+        self._monitor = InFlightMonitor(
+            self.timing, self.limiter, options.read_timeout, self._hedge
+        )
 
     async def get(
         self,
@@ -125,34 +131,64 @@ class BucketClient:
         return None
 
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
-        """Make one attempt to get a response."""
+        """Make one attempt: send a request, and a second one if the first is late."""
         await self.limiter.enter(wanted.size)
         responses_before = self.timing.num_responses
+        request = self._start(wanted, self._hedge_after(wanted.size))
         try:
-            return await self._receive(self._start(wanted))
+            found = await self._receive(request)
+            if isinstance(found, Failure) and request.hedge is not None:
+                return cast("RangeResponse | Failure", await request.hedge)
+            return found
         finally:
+            if request.hedge is not None:
+                request.hedge.cancel()
             self.limiter.leave(wanted.size)
             # If no response has come meanwhile, all requests are slow. `timing` does not learn this
             # from cancelled requests, so the next attempt gets more time
             if self.timing.num_responses == responses_before:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
-    def _start(self, wanted: RangeRequest) -> Request:
+    def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
         """Count a request that is about to be sent, and return its Request."""
         now = asyncio.get_running_loop().time()
         self.counts.requests += 1
         self.counts.bytes += wanted.size
-        return Request(now, wanted, num_responses=self.timing.num_responses)
+        return Request(
+            now, wanted, num_responses=self.timing.num_responses, late_at=now + hedge_after
+        )
+
+    def _hedge_after(self, size: int) -> float:
+        """Return the number of seconds after which a request is sent a second time; infinity if it
+        must not be sent again, for example because the config limits the rate of requests."""
+        rates = (self.options.max_source_rate, self.options.max_request_rate)
+        is_sparing = not self.options.hedges or rates != (None, None)
+        if size > LARGE_BYTES or is_sparing or self.limiter.is_slowed:
+            return math.inf
+        return self.timing.hedge_after() or math.inf
+
+    def _hedge(self, request: Request) -> None:
+        """Send a late request a second time, unless too many requests have been sent twice."""
+        if self.counts.hedges < _MAX_HEDGED * self.counts.requests:
+            self.counts.hedges += 1
+            request.hedge = asyncio.get_running_loop().create_task(
+                self._receive(self._start(replace(request.wanted, into=None)))
+            )
+            request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
     async def _receive(self, request: Request) -> RangeResponse | Failure:
-        """Return the response to a request, or the reason why there is none."""
+        """Return the response to a request, or the response to its hedge if that comes first."""
         self._monitor.add(request)
         try:
             return await self._exchange(request)
         except asyncio.CancelledError:
-            if _is_cancelled() or not request.is_stalled:
+            if _is_cancelled():
                 raise
-            return self._explain_stall(request)
+            if request.hedge_response is not None:
+                return cast(RangeResponse, request.hedge_response)
+            if request.is_stalled:
+                return self._explain_stall(request)
+            raise
         except Exception as error:  # the client may raise anything
             return read_failure(error)
         finally:
@@ -273,6 +309,16 @@ def _is_cancelled() -> bool:
     before 3.11 does not record this, so the result is False there."""
     count_requests = getattr(asyncio.current_task(), "cancelling", None)
     return count_requests is not None and count_requests() > 0
+
+
+def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
+    """Store the response to a completed hedge, and stop waiting for the late request."""
+    if second.cancelled():
+        return
+    found = second.result()
+    if isinstance(found, RangeResponse):
+        request.hedge_response = found
+        request.interrupt()
 
 
 def _error_of(

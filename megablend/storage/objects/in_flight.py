@@ -1,4 +1,5 @@
-"""Requests in flight, which are checked several times a second: stalled requests are cancelled.
+"""Requests in flight, which are checked several times a second: stalled requests are cancelled, and
+late requests are sent a second time.
 
 One timer serves all requests of a source: a timer for each request, and a task that waits for it,
 would cost more CPU time than the request.
@@ -7,6 +8,8 @@ would cost more CPU time than the request.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +48,20 @@ class Request:
     __slots__ = (
         "check_at",
         "first_byte_at",
+        "hedge",
+        "hedge_response",
         "is_stalled",
         "last_byte_at",
+        "late_at",
         "num_responses",
         "sent_at",
         "waits_for",
         "wanted",
     )
 
-    def __init__(self, now: float, wanted: RangeRequest, *, num_responses: int) -> None:
+    def __init__(
+        self, now: float, wanted: RangeRequest, *, num_responses: int, late_at: float = math.inf
+    ) -> None:
         self.wanted = wanted
         """The range that is requested."""
         self.num_responses = num_responses
@@ -70,6 +78,12 @@ class Request:
         self.waits_for: asyncio.Future[Any] | None = None
         """The future that the coroutine of this request waits for."""
         self.is_stalled = False
+        self.late_at = late_at
+        """The time at which a second request for the same range, the hedge, is sent. It is set when
+        this request is sent."""
+        self.hedge: asyncio.Task[Any] | None = None
+        """The task of the second request."""
+        self.hedge_response: Any = None
 
     @property
     def is_large(self) -> bool:
@@ -84,12 +98,23 @@ class Request:
 
 
 class InFlightMonitor:
-    """A monitor that checks the requests in flight to one source; used in the event loop only."""
+    """A monitor that checks the requests in flight to one source; used in the event loop only.
 
-    def __init__(self, timing: Timing, limiter: RateLimiter, read_timeout: float) -> None:
+    Args:
+        hedge: called with a late request; may send it a second time.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        limiter: RateLimiter,
+        read_timeout: float,
+        hedge: Callable[[Request], None],
+    ) -> None:
         self._timing = timing
         self._limiter = limiter
         self._read_timeout = read_timeout
+        self._hedge = hedge
         self._requests = set[Request]()
         self._is_running = False
 
@@ -109,16 +134,23 @@ class InFlightMonitor:
         asyncio.get_running_loop().call_later(tick, self._check_all)
 
     def _check_all(self) -> None:
-        """Interrupt requests that have stalled."""
+        """Interrupt requests that have stalled or whose hedge was faster, and hedge late
+        requests."""
         if not self._requests:
             self._is_running = False
             return
         now = asyncio.get_running_loop().time()
         for request in list(self._requests):
+            if request.hedge_response is not None:
+                request.interrupt()
+                continue
             is_due = now >= max(request.check_at, request.last_byte_at + self._read_timeout)
             if is_due and self._has_stalled(request, now):
                 request.is_stalled = True
                 request.interrupt()
+            elif now >= request.late_at:
+                request.late_at = math.inf
+                self._hedge(request)
         self._schedule()
 
     def _has_stalled(self, request: Request, now: float) -> bool:

@@ -50,6 +50,8 @@ class Counts:
     bytes: int = 0
     """The number of requested bytes, counted again for each further attempt."""
     failures: int = 0
+    hedges: int = 0
+    """The number of requests that were sent a second time because they were late."""
 
     def add_listing(self, num_keys: int, num_letters: int) -> None:
         """Count the requests of a listing, which comes in pages.

@@ -1,4 +1,5 @@
-"""The time that a request may take before it is tried again. It is learned from earlier responses.
+"""The time that a request may take before it is tried again, or sent a second time. It is learned
+from earlier responses.
 
 A fixed time-out would repeat requests that a slow source would still have answered, which makes the
 source even slower. So requests get more time if responses usually take longer, for example because
@@ -31,6 +32,13 @@ _MIN_LATER = 8
 _SAME_TIME_DIVISOR = 5
 """Requests that are sent within the read time-out divided by this number count as sent at the same
 time."""
+_LATE_QUANTILE = 0.99
+"""The quantile of the times of recent responses above which a response is late."""
+_RECENT = 200
+"""The number of recent responses from which the quantile is computed."""
+_RANK_EVERY = 100
+"""The number of responses after which the quantile is computed again: sorting costs more CPU time
+than a response."""
 
 
 class Timing:
@@ -52,6 +60,12 @@ class Timing:
         """The average rate of one request, in bytes per second; 0 until a rate is measured."""
         self._sent_times: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
         """The times at which the requests for the last responses were sent."""
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        """The times in seconds of the last responses that were received in one piece."""
+        self._until_ranked = _RANK_EVERY
+        self._late = 0.0
+        """The time in seconds within which 99 of 100 responses arrive; 0 if too few responses are
+        known."""
 
     def note(self, sent_at: float, seconds: float, size: int) -> None:
         """Record the time that a response took.
@@ -67,8 +81,14 @@ class Timing:
         if size > _RATED_BYTES:
             rate = size / max(seconds, 0.001)
             self._rate += _RATE_WEIGHT * (rate - self._rate) if self._rate else rate
-        if size <= LARGE_BYTES:
-            self._largest = max(self._largest, size)
+        if size > LARGE_BYTES:
+            return
+        self._largest = max(self._largest, size)
+        self._recent.append(seconds)
+        self._until_ranked -= 1
+        if self._until_ranked <= 0:
+            self._until_ranked = _RANK_EVERY
+            self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, sent_at: float, in_flight: int) -> bool:
         """Return whether a request that was sent at `sent_at` has been overtaken: as many later
@@ -93,6 +113,11 @@ class Timing:
         """Return the number of seconds without a byte after which an overtaken request counts as
         stalled. Slow earlier responses are ignored, since the source responds to other requests."""
         return self._read_timeout + self._transfer_seconds(size)
+
+    def hedge_after(self) -> float | None:
+        """Return the number of seconds after which a request is sent a second time: twice the time
+        within which 99 of 100 responses arrive. None if too few responses are known."""
+        return 2 * self._late if self._late else None
 
     def _transfer_seconds(self, size: int) -> float:
         """Return the additional seconds that a response of `size` bytes may take because it is

@@ -14,7 +14,7 @@ from megablend.mirror.disk.room import Need
 from megablend.mirror.node.frames import batch_needs
 from tests.cases import others_slow
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
-from tests.storage.faulty import FaultySource
+from tests.storage.faulty import Faults, FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")
 
@@ -45,6 +45,21 @@ def test_all_nodes_read_all_and_each_byte_leaves_the_source_once(
             assert is_read_once(source, 8)
 
     with FaultySource(make_files()) as source:
+        asyncio.run(run())
+
+
+def test_answers_that_are_late_are_not_asked_for_twice(tmp_path: Path) -> None:
+    """As reads past a mirror do (`hedges`)."""
+
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, PATIENT) as nodes:
+            await nodes.start(0, 1)
+            for name in source.files:
+                await nodes.read(0, name)
+            assert is_read_once(source, 2)
+
+    files = {f"d/{i}": random.Random(i).randbytes(70_000) for i in range(250)}
+    with FaultySource(files, Faults(latency=0.004, tail=0.006)) as source:
         asyncio.run(run())
 
 

@@ -12,7 +12,7 @@ import pytest
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.bucket_client import BucketClient, RangeResponse
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.objects.in_flight import RangeRequest, Request
+from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
 from megablend.storage.objects.object_version import ObjectVersion, make_version
 from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.store_options import find_options
@@ -125,24 +125,84 @@ def test_answers_that_do_not_fit_are_failures(monkeypatch: pytest.MonkeyPatch, n
         assert found.join() == result._body
 
 
-class Breaks(BucketClient):
-    """Its requests fail."""
+def test_a_late_request_is_sent_a_second_time_once() -> None:
+    async def watch() -> int:
+        hedged = list[Request]()
+        source = SilentSource(
+            "s3://bucket",
+            None,
+            find_options(ObjectOptions(), "s3://bucket/key"),
+            RateLimiter(64, None, 1),
+        )
+        watch = InFlightMonitor(source.timing, source.limiter, 0.1, hedged.append)
+        request = source._start(RangeRequest("key", 0, 4, None), hedge_after=0.0)
+        watch.add(request)
+        await asyncio.sleep(0.05)  # several looks, one each hundredth of a second
+        watch.remove(request)
+        return len(hedged)
+
+    assert asyncio.run(watch()) == 1
+
+
+class SecondAnswers(BucketClient):
+    """Its first request fails after a second one was sent, which is answered; without `second` there is none."""
+
+    second = True
 
     async def _exchange(self, request: Request) -> RangeResponse | Failure:
-        return Failure(Kind.AGAIN, "it broke", "")
+        await asyncio.sleep(0)
+        if self.counts.requests == 1:
+            if self.second:
+                self._hedge(request)
+            return Failure(Kind.AGAIN, "it broke", "")
+        return RangeResponse([b"data"], VERSION)
 
 
-def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
-    source = Breaks(
+def test_a_second_request_is_waited_for_where_the_first_one_failed() -> None:
+    source = SecondAnswers(
         "s3://bucket",
         None,
         find_options(ObjectOptions(), "s3://bucket/key"),
         RateLimiter(64, None, 1),
     )
+    assert isinstance(asyncio.run(source._attempt(RangeRequest("key", 0, 4, None))), RangeResponse)
+    assert (source.counts.requests, source.counts.hedges) == (2, 1)
+
+
+def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
+    source = SecondAnswers(
+        "s3://bucket",
+        None,
+        find_options(ObjectOptions(), "s3://bucket/key"),
+        RateLimiter(64, None, 1),
+    )
+    source.second = False
     wanted = RangeRequest("key", 0, 4, None)
     timeout_factors = []
     for _ in range(6):
+        source.counts.requests = 0
         assert isinstance(asyncio.run(source._attempt(wanted)), Failure)
         timeout_factors.append(wanted.timeout_factor)
     assert timeout_factors == [2, 4, 8, 16, 16, 16]
     assert (source.limiter.requests, source.limiter.bytes) == (0, 0)
+
+
+def test_few_requests_are_sent_a_second_time() -> None:
+    async def hedge() -> int:
+        source = SilentSource(
+            "s3://bucket",
+            None,
+            find_options(ObjectOptions(), "s3://bucket/key"),
+            RateLimiter(64, None, 1),
+        )
+        source.counts.requests = 1000
+        requests = [source._start(RangeRequest("key", 0, 4, None)) for _ in range(50)]
+        for request in requests:
+            source._hedge(request)
+        tasks = [request.hedge for request in requests if request.hedge is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return len(tasks)
+
+    assert asyncio.run(hedge()) == 6  # of 1,050, and those 6

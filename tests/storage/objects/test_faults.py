@@ -129,6 +129,25 @@ def test_the_rate_and_the_requests_in_flight_are_limited() -> None:
         assert source.requests <= 181
 
 
+def test_late_answers_are_asked_for_twice_but_few() -> None:
+    with FaultySource({"b/x": DATA}) as source:
+        options = parse_options({"http://": {"max_requests": 8}})
+        storage = make_storage(objects=options)
+        url = f"{source.url}/b/x"
+        for _ in range(2):
+            read_pages(storage, url, 120)
+        source.faults = Faults(latency=0.02, tail=0.02)
+        before = source.requests
+        out, _ = storage.read_ranges(
+            url,
+            np.arange(200) * 20_000,
+            np.full(200, 16_384),
+            lambda total: np.empty(total, np.uint8),
+        )
+        assert out[-16_384:].tobytes() == DATA[199 * 20_000 :][:16_384]
+        assert 1 <= source.requests - before - 200 <= 0.005 * source.requests + 1
+
+
 def test_a_server_that_ignores_conditions_is_compared() -> None:
     with FaultySource({"b/x": b"0123456789"}) as source:
         source.ignores_conditions = True
