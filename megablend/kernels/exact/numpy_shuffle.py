@@ -1,8 +1,9 @@
 """Shuffle as numpy.random.RandomState.shuffle does: with the same swaps in the same order, and the
 same state of the generator afterwards.
 
-Random draws do not depend on the entries: swap partners are drawn a buffer at a time, so that their
-cache lines are prefetched before their swap.
+Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their
+cache lines are prefetched before their swap. The swaps of one buffer and the draws of the next are
+one loop: the draws compute while the swaps wait for memory.
 
 Source: numpy's legacy `random_interval`.
 """
@@ -51,37 +52,72 @@ def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
         key: uint32 [624], the state of MT19937.
         position: number of words of the key that are used up, 0 to 624.
     """
+    last = len(entries) - 1
+    count = 0
+    if last < 1:
+        return position
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
-    # Room for AHEAD entries of any content, which are prefetched but not used; and for a draw that
-    # is not accepted
-    partners = np.zeros(min(BUFFER, len(entries)) + AHEAD + 1, np.uint32)
-    last = len(entries) - 1
+    # A buffer; AHEAD entries of any content, which are prefetched but not used; and room for a draw
+    # that is not accepted
+    room = min(BUFFER, last) + AHEAD + 1
+    partners = np.zeros(room, np.uint32)
+    next_partners = np.zeros(room, np.uint32)
     while last > 0:
-        count = min(BUFFER, last)
-        position = _draw(key, words, position, last, partners, count)
+        next_last = last - count
+        next_count = min(BUFFER, next_last)
         for k in range(min(AHEAD, count)):
             prefetch(entries, np.int64(partners[k]))
-        _swap(entries, last, partners, count)
-        last -= count
+        position, done = _draw(
+            key,
+            words,
+            position,
+            next_last,
+            next_partners,
+            next_count,
+            entries,
+            last,
+            partners,
+            count,
+        )
+        _swap(entries, last, partners, done, count)
+        partners, next_partners = next_partners, partners
+        last = next_last
+        count = next_count
     return position
 
 
 @device
-def _draw(key: Uint32s, words: Uint32s, position: int, bound: int, out: Uint32s, count: int) -> int:
+def _draw(
+    key: Uint32s,
+    words: Uint32s,
+    position: int,
+    bound: int,
+    out: Uint32s,
+    count: int,
+    entries: Entries,
+    last: int,
+    partners: Uint32s,
+    swaps: int,
+) -> tuple[int, int]:
     """Draw `count` uniform numbers: the first in [0, bound], the next in [0, bound - 1], and so on;
-    bound < 2^32, count <= bound. Returns the new position.
+    bound < 2^32, count <= bound.
 
     Each number is a random word, masked to the bits of its bound, and drawn again while it is above
-    the bound.
+    the bound. In the meantime, up to `swaps` swaps of entries[last], entries[last - 1], ... with
+    their partners are made, one for each word.
 
     Args:
         key: uint32 [WORDS], is advanced.
         words: uint32 [WORDS], tempered from the key.
         position: number of words that are used up, 0 to WORDS.
         out: uint32, with room for count + 1.
+        partners: uint32, partners of the swaps, and AHEAD more.
+
+    Returns: the new position; the number of swaps that were made.
     """
     filled = 0
+    done = 0
     while filled < count:
         if position == WORDS:
             next_words(key)
@@ -92,19 +128,36 @@ def _draw(key: Uint32s, words: Uint32s, position: int, bound: int, out: Uint32s,
             mask |= mask >> shift
         # A word lowers the bound by at most one, so up to `stop` the mask holds, and `out` has room
         stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
+        # Unsigned: a signed index could be negative, and every access would check for that
+        num_words = np.uint64(stop - position)
+        num_with_swap = np.uint64(min(stop - position, swaps - done))
+        first_here = np.uint64(last - done)
+        here_partners = partners[done:]
+        later_partners = partners[done + AHEAD :]
+        new_words = words[position:]
         wide_bound = np.uint64(bound)
         wide_mask = np.uint64(mask)
         # The bound falls by one whenever a number is accepted, so this sum stays the same
         bound_plus_filled = np.uint64(bound + filled)
-        # Unsigned: a signed index could be negative, and every access would check for that
-        for k in range(np.uint64(position), np.uint64(stop)):
-            value = words[k] & wide_mask
+        for k in range(num_with_swap):
+            prefetch(entries, np.int64(later_partners[k]))
+            there = here_partners[k]
+            here = first_here - np.uint64(k)
+            entry = entries[here]
+            entries[here] = entries[there]
+            entries[there] = entry
+            value = new_words[k] & wide_mask
             out[bound_plus_filled - wide_bound] = value
             wide_bound -= np.uint64(value <= wide_bound)
+        for k in range(num_with_swap, num_words):
+            value = new_words[k] & wide_mask
+            out[bound_plus_filled - wide_bound] = value
+            wide_bound -= np.uint64(value <= wide_bound)
+        done += np.int64(num_with_swap)
         filled = np.int64(bound_plus_filled - wide_bound)
         bound = np.int64(wide_bound)
         position = stop
-    return position
+    return position, done
 
 
 @device
@@ -138,11 +191,11 @@ def temper(key: Uint32s, words: Uint32s) -> None:
 
 
 @device
-def _swap(entries: Entries, last: int, partners: Uint32s, count: int) -> None:
-    """Swap entries[last], entries[last - 1], ... with their `count` partners."""
-    for k in range(np.uint64(count)):
-        prefetch(entries, np.int64(partners[k + np.uint64(AHEAD)]))
-        here = np.uint64(last) - k
+def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int) -> None:
+    """Make swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
+    for k in range(np.uint64(start), np.uint64(stop)):
+        prefetch(entries, np.int64(partners[np.uint64(k) + np.uint64(AHEAD)]))
+        here = np.uint64(last) - np.uint64(k)
         there = partners[k]
         entry = entries[here]
         entries[here] = entries[there]
