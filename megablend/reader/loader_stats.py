@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 import torch.utils.data
 
 from megablend.arrays import Float64s, Int64s
@@ -20,6 +21,7 @@ from megablend.reader.transform import Transform, apply_to_batch
 from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.system.atomic_write import replace_file
+from megablend.system.failures import translating
 
 T = TypeVar("T")
 
@@ -49,7 +51,23 @@ class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
         batch: Any = self._steps[ks]
         if self._transform is not None:
             batch = apply_to_batch(self._transform, batch, ks)
+        with translating(f"the batch of sample {ks[0]}" if ks else "a padding sample"):
+            _share(batch)
         return CountedBatch(batch, self._steps.meter.take())
+
+
+def _share(value: Any) -> None:
+    """Move the tensors of a batch to shared memory. A worker's queue would do so later, in a thread
+    whose errors only it prints, while the trainer waits for ever."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu" and value.layout == torch.strided:
+            value.share_memory_()  # type: ignore[no-untyped-call]
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            _share(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _share(each)
 
 
 class LoaderCounts:

@@ -15,6 +15,7 @@ import torch.utils.data
 
 from megablend.errors import ConfigError, TransformError
 from megablend.system import count_cpus
+from megablend.system.failures import translate
 
 Transform = Callable[[dict[str, Any]], Any]
 """A function that takes a sample, as returned by `dataset[k]`, and returns its replacement, which
@@ -52,7 +53,7 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
     try:
         return collated(samples)
     except (RuntimeError, TypeError, KeyError) as error:
-        raise TransformError(
+        raise translate(error, f"samples {numbers[0]} to {numbers[-1]}") or TransformError(
             f"the transformed samples {numbers[0]} to {numbers[-1]} cannot be collated ({error}); return tensors of the "
             "same shapes for every sample, or pass the loader a collate_fn"
         ) from error

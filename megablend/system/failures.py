@@ -36,6 +36,8 @@ _ENOUGH_FILES = 1024
 """The number of open files that is usually enough for a process."""
 _NO_THREAD = "can't start new thread"
 """Part of Python's message if the system refuses to start a thread."""
+_NOT_SHARED = "unable to allocate shared memory"
+"""Part of torch's message if /dev/shm has no room for a tensor."""
 _NOT_STORED = "no locator available"
 """Part of numba's message if it cannot make a file in the folder of the kernel cache."""
 _NOT_LOADED = (
@@ -141,6 +143,11 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
     if isinstance(error, RuntimeError) and _NOT_STORED in str(error):
         return ResourceError(
             f"{place}: compiled kernels cannot be stored ({error}); {_kernel_cache_remedy()}"
+        )
+    if isinstance(error, RuntimeError) and _NOT_SHARED in str(error):
+        return ResourceError(
+            f"{place}: /dev/shm has no room for a worker's batch ({error}); enlarge it (`docker run --shm-size=8g`, or "
+            "--ipc=host), or use fewer workers or a lower prefetch_factor"
         )
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(

@@ -12,7 +12,8 @@ import torch
 
 import megablend
 from megablend.errors import CacheError, ConfigError
-from megablend.reader.loader_stats import append_stats, write_prometheus
+from megablend.reader.batch_dataset import BatchDataset
+from megablend.reader.loader_stats import CountedSteps, append_stats, write_prometheus
 from megablend.storage.by_scheme import make_storage
 from tests.inspect.test_find import make_run
 from tests.storages import CountingStorage
@@ -96,6 +97,15 @@ def test_bytes_are_those_of_the_blocks(tmp_path: Path) -> None:
     reads = loader.stats()["reads"]
     assert reads["blocks"] == len(blocks)
     assert int(blocks["stored_bytes"].sum()) <= reads["bytes"] <= storage.bytes
+
+
+def test_a_worker_shares_the_memory_of_its_batches_itself(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    dataset = megablend.open(config)
+    steps = BatchDataset(dataset, micro_batch_size=2, step_samples=2, num_batches=1)
+    batch = CountedSteps(steps, None)[[0, 1]].batch
+    assert [value.is_shared() for value in batch.values()] == [True] * len(batch)
+    steps.close()
 
 
 def test_without_reading_ahead_only_samples_are_counted(tmp_path: Path) -> None:

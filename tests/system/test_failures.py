@@ -53,6 +53,15 @@ def test_a_working_directory_that_was_removed(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
+def test_shared_memory_that_is_not_there() -> None:
+    says = "^x: /dev/shm has no room for .*; enlarge it .* or use fewer workers"
+    error = (
+        "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+    )
+    with pytest.raises(ResourceError, match=says), translating("x"):
+        raise RuntimeError(error)
+
+
 def test_memory_that_is_not_there() -> None:
     says = r"^sample 3: out of memory \(Unable to allocate .*\); .*lower `memory:`"
     with pytest.raises(ResourceError, match=says), translating("sample 3"):
