@@ -1,9 +1,9 @@
 """Through how much of the package an operation goes: python tools/trace_calls.py [--names OPERATION]
 
 For each operation on a small run (two Parquet files, one process) the table has the functions of megablend that are entered
-(generators and, before Python 3.12, comprehensions among them: compare figures of one Python only), the files and the rooms (top
-folders) that they are in, and the deepest stack of their frames. Importing is not counted: each operation is done once on another
-run before it is traced. `--names` lists the functions of one operation, by file.
+(generators among them, but no comprehensions, which are functions only before Python 3.12), the files and the rooms (top folders)
+that they are in, and the deepest stack of their frames. Importing is not counted: each operation is done once on another run
+before it is traced. `--names` lists the functions of one operation, by file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import megablend
 
 PACKAGE = str(Path(megablend.__file__).parent) + "/"
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 class Trace(NamedTuple):
@@ -51,13 +52,14 @@ def tracing() -> Iterator[Trace]:
     local = threading.local()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE) or code.co_name in COMPREHENSIONS:
             return
         depth = getattr(local, "depth", 0)
         if event == "call":
             local.depth = depth + 1
             trace.depths[0] = max(trace.depths[0], depth + 1)
-            trace.functions.setdefault(frame.f_code, threading.current_thread().name)
+            trace.functions.setdefault(code, threading.current_thread().name)
         elif event == "return":
             local.depth = max(0, depth - 1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -54,7 +53,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
             for whole, before in zip(wholes, so_far, strict=True)
         ]
         stage = _divide(residuals, end - start)
-        so_far = list(map(operator.add, so_far, stage))
+        so_far = [before + added for before, added in zip(so_far, stage, strict=True)]
         totals.append(stage)
         start = end
     return totals
@@ -157,7 +156,7 @@ def _to_integers(weights: Sequence[int | Fraction]) -> list[int]:
             raise PlanError(f"source {source} has weight {weight}; expected 0 or more")
     if not any(weights):
         raise PlanError("all weights are 0; expected at least one above 0")
-    scale = math.lcm(*map(operator.attrgetter("denominator"), weights))
+    scale = math.lcm(*(weight.denominator for weight in weights))
     return [weight.numerator * (scale // weight.denominator) for weight in weights]
 
 

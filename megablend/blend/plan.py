@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,15 +128,14 @@ class StagesPlan(LocatesMany):
     @cached_property
     def _starts(self) -> list[int]:
         """The first sample of each stage."""
-        return list(map(attrgetter("start"), self.stages))
+        return [stage.start for stage in self.stages]
 
     @cached_property
     def _samples_before(self) -> Int64s:
         """Number of samples of each source before each stage, and in all stages: int64 [num_stages
         + 1, num_sources]."""
         before = np.zeros((len(self.stages) + 1, self.num_sources), np.int64)
-        reads = np.stack(list(map(attrgetter("read"), self.stages)))
-        np.cumsum(reads, axis=0, out=before[1:])
+        np.cumsum(np.stack([stage.read for stage in self.stages]), axis=0, out=before[1:])
         return before
 
     @cached_property
@@ -175,12 +173,12 @@ class StagesPlan(LocatesMany):
     def _first_tokens(self) -> Int64s:
         """The position at which each source's first sample of each stage begins, int64 [num_stages,
         num_sources]."""
-        return np.stack(list(map(attrgetter("cursor"), self.stages)))
+        return np.stack([stage.cursor for stage in self.stages])
 
     @cached_property
     def _sample_tokens(self) -> Int64s:
         """Number of tokens from one sample of each stage to the next, int64 [num_stages]."""
-        return np.array(list(map(attrgetter("request.sample_tokens"), self.stages)), np.int64)
+        return np.array([stage.request.sample_tokens for stage in self.stages], np.int64)
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Return the source of each of the samples `ks`, and the number of the sample within its

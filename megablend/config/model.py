@@ -4,8 +4,6 @@ that follow for the index."""
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import chain
-from operator import attrgetter
 
 from pydantic import BaseModel, PrivateAttr, model_validator
 
@@ -100,7 +98,7 @@ class Config(Settings):
         lengths = check_settings(self)
         stage_configs: tuple[Config, ...] = ()
         if self.stages:
-            names = list(map(attrgetter("name"), self.sources["train"]))
+            names = [source.name for source in self.sources["train"]]
             check_listed(self.stages, names, lengths)
             stage_configs = self.stage_configs
             check_stages(self.stages, stage_configs, ends_with_run=bool(lengths))
@@ -131,8 +129,7 @@ class Config(Settings):
         if not self.stages:
             return (self,)
         current = self.model_copy(update={"stages": ()} | dict.fromkeys(LENGTHS))
-        withdrawn = chain.from_iterable(map(attrgetter("withdraw"), self.stages))
-        current._withdrawn = frozenset(withdrawn)
+        current._withdrawn = frozenset(name for stage in self.stages for name in stage.withdraw)
         configs = list[Config]()
         for stage in self.stages:
             current = current.model_copy(update=stage.find_changes())
@@ -173,8 +170,7 @@ class Config(Settings):
     @property
     def num_snapshots(self) -> int:
         """The number of index snapshots that the stages read."""
-        num_changes: int = sum(map(attrgetter("changes_index"), self.stages))
-        return self._snapshot + 1 + num_changes
+        return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
         """Return whether the index has to contain the source's document boundaries.
@@ -218,8 +214,8 @@ class Config(Settings):
     def needs_lengths(self) -> bool:
         """Whether the order of the top level, or of a stage, arranges single documents, which
         requires the length of each document."""
-        orders = map(attrgetter("order"), (self, *self.stages))
-        return any(map(_arranges_documents, filter(None, orders)))
+        orders = [self.order, *(stage.order or self.order for stage in self.stages)]
+        return any(map(_arranges_documents, orders))
 
     def needs_lengths_of_snapshot(self, snapshot: int) -> bool:
         """Return whether an order arranges single documents of one snapshot of the index.

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
-from operator import attrgetter
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, field_validator
@@ -198,8 +196,7 @@ class Settings(Model):
     def appended_eods(self) -> set[int | None]:
         """The end-of-document tokens that sources append to documents; None stands for sources that
         append none."""
-        sources = chain.from_iterable(self.sources.values())
-        return set(map(attrgetter("append_eod"), sources))
+        return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property
     def masks(self) -> Masks:
@@ -239,8 +236,7 @@ class Settings(Model):
     def sources_of(self, split: str) -> dict[str, Source]:
         """Return the sources of a split, by their names in the index."""
         if not self.listed_by_split:
-            train = self.sources["train"]
-            return dict(zip(map(attrgetter("name"), train), train, strict=True))
+            return {source.name: source for source in self.sources["train"]}
         return {
             f"{name}/{s.name}": s
             for name, listed in self.sources.items()

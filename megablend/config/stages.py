@@ -64,7 +64,7 @@ class StageSource(Share, _Changes):
         """Return the fields of a `Source` to update. A new share replaces the source's share,
         whatever its unit."""
         changes = {name: getattr(self, name) for name in self.model_fields_set}
-        if not {None}.issuperset(map(changes.get, UNITS)):
+        if any(changes.get(unit) is not None for unit in UNITS):
             changes = dict.fromkeys(UNITS) | changes
         return changes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -61,7 +60,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             sizes[i] = len(block.tokens)
             addresses[i] = address_of(block.tokens)
             offsets.append(block.offsets)
-        columns = zip(*map(attrgetter("extra"), blocks), strict=True)
+        columns = zip(*(block.extra for block in blocks), strict=True)
         extra = tuple(map(_of_numbers, columns))
         return DecodedBlocks(list(blocks), kinds, sizes, addresses, offsets, extra)
 
@@ -138,4 +137,4 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 def addresses_of(buffers: Sequence[pa.Buffer]) -> Int64s:
     """Return the memory addresses of Arrow buffers: int64 [n]."""
-    return np.fromiter(map(attrgetter("address"), buffers), np.int64, len(buffers))
+    return np.array([buffer.address for buffer in buffers], np.int64)

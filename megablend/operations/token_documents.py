@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from operator import attrgetter
 
 from megablend.config import Config
 from megablend.errors import ConfigError
@@ -29,9 +28,7 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
 
     Raises: ConfigError, which lists the possible values of `documents`.
     """
-    known = set[str]()
-    if ledger is not None:
-        known.update(map(attrgetter("name"), ledger.blend.sources))
+    known = set[str]() if ledger is None else {source.name for source in ledger.blend.sources}
     for entry in _list_entries(config, snapshot):
         split, _, name = entry.name.rpartition("/")
         if ledger is None or (split in ("", "train") and name not in known):
@@ -96,7 +93,7 @@ def _list_entries(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
     """Return the sources in which each token counts as a document although some setting depends on
     where documents end."""
     stages = (config, *config.stage_configs_ignoring_sources)
-    is_masked = any(map(attrgetter("inter_document_masking"), stages))
+    is_masked = any(settings.inter_document_masking for settings in stages)
     by_document = _splits(config) or config.needs_lengths or is_masked
     entries = []
     for name, source in config.all_sources.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +75,7 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
     span_offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1))
     provenances = list[Sample]()
     for i, (first, stop) in enumerate(pairwise(span_offsets.tolist())):
-        own_spans = Spans(*map(itemgetter(slice(first, stop)), spans))
+        own_spans = Spans(*(column[first:stop] for column in spans))
         provenances.append(
             Sample(
                 source=int(sources[i]),
@@ -84,9 +83,7 @@ def read_each(run: Run, block_cache: BlockCache, ks: Sequence[int]) -> list[Samp
                 spans=own_spans._replace(rows=own_spans.rows - i),
                 tokens=tokens[i],
                 starts=np.flatnonzero(samples.begins[i]),
-                extra=dict(
-                    zip(samples.extra, map(itemgetter(i), samples.extra.values()), strict=True)
-                ),
+                extra={name: values[i] for name, values in samples.extra.items()},
             )
         )
     return provenances

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from megablend.errors import (
     WITHOUT_IT,
     ChangedFileError,
@@ -12,22 +14,28 @@ from megablend.errors import (
     MegablendError,
     MissingFileError,
 )
+from megablend.prefetch.windows import WINDOW_SAMPLES
 from megablend.run.run import Run
 
 
 def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
-    """Return an error like `error` that also names the sample that needs the file (the first one of
-    `ks`) and the sample's source, and contains a remedy."""
+    """Return an error like `error` that also names the first sample that needs the file, among `ks`
+    and the samples that may have been read ahead with them, and the sample's source. It contains a
+    remedy."""
+    ahead = range(ks[-1] + 1, min(ks[-1] + 1 + WINDOW_SAMPLES, run.num_samples))
+    samples = [*ks, *ahead]
     try:
-        sources, ordinals = run.plan.locate_many(ks)
+        sources, ordinals = run.plan.locate_many(samples)
         spans = run.locate_spans(sources, ordinals)
     except MegablendError:  # the cache is also damaged
         return error
     snapshot = run.store.snapshot
-    for row, file in zip(spans.rows.tolist(), snapshot.file_of(spans.blocks).tolist(), strict=True):
+    files, firsts = np.unique(snapshot.file_of(spans.blocks), return_index=True)
+    for first, file in sorted(zip(firsts.tolist(), files.tolist(), strict=True)):
         column = snapshot.columns[int(snapshot.files.columns[file])]
         if error.path in column.kind.files(snapshot.path(file, run.store.roots)):
-            needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"
+            sample = samples[int(spans.rows[first])]
+            needed = f"needed for sample {sample:,} of {run.split}, source {column.source_name!r}"
             if isinstance(error, MissingFileError | ChangedFileError | CorruptFileError):
                 needed += "; restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "
                 needed += WITHOUT_IT

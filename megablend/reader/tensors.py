@@ -63,7 +63,7 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
         arrays["attention_mask"] = np.empty((num_samples, 1, length, length), np.bool_)
         fill_causal_mask(attention_resets, arrays["attention_mask"])
     arrays["dataset_id"] = samples.sources.astype(np.int64)
-    batch: dict[str, Any] = dict(zip(arrays, map(torch.from_numpy, arrays.values()), strict=True))
+    batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if samples.extra:
         batch["extra"] = {
             name: torch.from_numpy(_signed(array)) for name, array in samples.extra.items()

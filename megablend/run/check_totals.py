@@ -6,7 +6,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
-from operator import attrgetter
 
 import numpy as np
 
@@ -86,7 +85,7 @@ def _check_stages(compiled: Compiled) -> None:
     stage could end."""
     plan = compiled.run.plan
     starts = compiled.ledger.starts
-    totals = np.sum(list(map(attrgetter("read"), plan.stages)), axis=0)
+    totals = np.sum([part.read for part in plan.stages], axis=0)
     for number in np.flatnonzero(totals == 0).tolist():
         source = compiled.sources[number]
         weight = compiled.weights[number]
@@ -123,7 +122,7 @@ def _check_caps(
     extra = int(compiled.config.add_extra_token_to_sequence)
     length = request.sample_tokens
     sources = list(stage.config.sources_of(compiled.split).values())
-    if not any(map(attrgetter("is_capped"), sources)):
+    if not any(source.is_capped for source in sources):
         return
     totals = part.read.tolist()
     read_before = part.cursor.tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import Any
 
 from megablend.config.model import OLD_KEYS
@@ -69,9 +68,8 @@ def _compare_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[R
     """Return each setting of the sources of two blends with both values, and the sources that only
     one of the blends has. If both have the same sources, the order of the sources is compared,
     too."""
-    get_name = itemgetter("name")
-    by_name_a = dict(zip(map(get_name, a), a, strict=True))
-    by_name_b = dict(zip(map(get_name, b), b, strict=True))
+    by_name_a = {source["name"]: source for source in a}
+    by_name_b = {source["name"]: source for source in b}
     names = list(dict.fromkeys([*by_name_a, *by_name_b]))
     compared = list[Row]()
     for name in names:

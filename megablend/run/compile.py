@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +122,7 @@ class Compiled:
             store=self.store,
             data=self.data,
             runtime=Runtime.of(self.config),
-            starts=tuple(map(attrgetter("start"), self.stages)),
+            starts=tuple(stage.start for stage in self.stages),
             plan=plan_stages(self.ledger.stages, self.data.tokens_by_index, self.data.blocks),
         )
 
@@ -430,7 +428,7 @@ class _Compiler:
         config = stage.config
         number = config.snapshot if self.split == "train" else 0
         # The sources of the stage's snapshot and of earlier ones come first in the list of all
-        in_snapshots = list(map(attrgetter("has_source"), self.data.snapshots[: number + 1]))
+        in_snapshots = [each.has_source for each in self.data.snapshots[: number + 1]]
         num_sources = int(np.flatnonzero(np.any(in_snapshots, axis=0))[-1]) + 1
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
@@ -492,7 +490,7 @@ def _choose_cycles(stage: RequestedStage, parts: npt.NDArray[np.void]) -> list[i
         else parts["stop_block"] - parts["first_block"]
     )
     unit_tokens = map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist())
-    choose = partial(
-        cycles_per_run, sample_tokens=config.sequence_length, slots=config.shuffle_window
-    )
-    return list(map(choose, unit_tokens, stage.mean_weights))
+    return [
+        cycles_per_run(tokens, share, config.sequence_length, config.shuffle_window)
+        for tokens, share in zip(unit_tokens, stage.mean_weights, strict=True)
+    ]

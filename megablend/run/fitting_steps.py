@@ -8,7 +8,6 @@ which training starts, so whether they fit also depends on that position.
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 
 from megablend.run.run import Run
 from megablend.run.skips import Skips
@@ -18,7 +17,7 @@ def fitting_unit(run: Run) -> int | None:
     """Return the greatest number of samples in a step for which the length and the masks of samples
     change only between steps, counted from sample 0. Every divisor of it also fits. None if they
     never change."""
-    return math.gcd(*map(attrgetter("stop"), run.sections[:-1])) or None
+    return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:

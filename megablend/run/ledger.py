@@ -42,7 +42,7 @@ class Ledger:
     @property
     def ends(self) -> tuple[int, ...]:
         """The sample number at which each stage ends, or was cut."""
-        return tuple(map(attrgetter("stop"), self.stages))
+        return tuple(stage.stop for stage in self.stages)
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ class Ledger:
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
     """Return a blend with the cycles that another blend has for sources of the same names."""
-    cycles = dict(map(attrgetter("name", "cycles"), fixed.sources))
+    cycles = {source.name: source.cycles for source in fixed.sources}
     if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
         return blend
     sources = (

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any
 
@@ -124,7 +123,7 @@ def save_ledger(
     store = find_store(cache)
     record, current = read_ledger(store, ledger.run)
     # One that is gone was removed, reset or renamed, and is not brought back
-    counts = set(map(attrgetter("skips"), filter(None, (current, replaces))))
+    counts = {each.skips for each in (current, replaces) if each is not None}
     if current not in (replaces, ledger) or (skips is not None and len(counts) > 1):
         raise overtaken(store, ledger.run)
     if skips is None:
@@ -209,7 +208,7 @@ def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
         digests = (
             record["digests"]
             if version == VERSION
-            else list(map(itemgetter("digest"), record["stages"]))
+            else [stage["digest"] for stage in record["stages"]]
         )
         request = record.get("request")
         ledger = Ledger(
@@ -279,7 +278,7 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
     index = ""
     stages = list[Stage]()
     for changes in record["stages"]:
-        kept = dict(zip(SETTINGS, attrgetter(*SETTINGS)(blend), strict=True))
+        kept = {name: getattr(blend, name) for name in SETTINGS}
         kept |= {"index": index, "num_sources": len(blend.sources)}
         each = kept | _DEFAULTS | changes
         _check(each, _STAGE)
@@ -291,11 +290,11 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
             share = Fraction(numerator, each["of"])
             sources[number] = sources[number].with_share(share, cycles)
         schedule = parse_schedule(each["schedule"]) if "schedule" in each else None
-        if None in map(attrgetter("share"), sources) or (
+        if any(source.share is None for source in sources) or (
             schedule is not None and len(schedule.start) != len(sources)
         ):
             raise ValueError("the shares or the schedule of a stage do not match its sources")
-        settings = dict(zip(SETTINGS, itemgetter(*SETTINGS)(each), strict=True))
+        settings = {name: each[name] for name in SETTINGS}
         blend = Blend(sources=tuple(sources), schedule=schedule, **settings)
         stages.append(
             Stage(

@@ -17,7 +17,6 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from megablend.blend.schedule import schedule_record
@@ -198,7 +197,7 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
             changed.append((number, source))
             shares.append(source.share or Fraction(0))
     if changed:
-        record["of"] = math.lcm(*map(attrgetter("denominator"), shares))
+        record["of"] = math.lcm(*(share.denominator for share in shares))
         record["shares"] = [
             [number, share.numerator * (record["of"] // share.denominator), source.cycles]
             for (number, source), share in zip(changed, shares, strict=True)

@@ -4,8 +4,7 @@ config."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
-from operator import attrgetter
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -50,8 +49,8 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
         or if a source that the config does not withdraw is missing in a snapshot but not in an
         earlier one; CacheError if a snapshot cannot be opened.
     """
-    snapshots = list(map(partial(open_snapshot, config.cache_store), digests))
-    is_only = len(snapshots) == 1 and not any(map(attrgetter("changes_index"), config.stages))
+    snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
+    is_only = len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages)
     if not is_only:
         _check_sources(config, snapshots)
     for number, each in enumerate(snapshots):
@@ -91,8 +90,7 @@ def join_stores(
     Raises: PlanError if a snapshot lacks an extra column; ConfigError if an extra column has
         different types in sources of a split.
     """
-    open_one = partial(_open_store, run, eods=eods, runtime=runtime, storage=storage)
-    stores = list(map(open_one, snapshots))
+    stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
     if len(stores) == 1:
         return stores[0]
     extra = dict[str, tuple[ExtraColumn, ...]]()
@@ -142,8 +140,7 @@ def _open_store(
 
 def list_eods(config: Config) -> dict[str, int | None]:
     """List the token that follows each document, by the source's name in the index."""
-    sources = config.all_sources
-    return dict(zip(sources, map(attrgetter("append_eod"), sources.values()), strict=True))
+    return {name: source.append_eod for name, source in config.all_sources.items()}
 
 
 def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
@@ -183,8 +180,7 @@ def find_misfit(
     checked = set[object]()
     largest = 0
     reads = dict(zip(sources.names, sources.reads, strict=True))
-    eods = map(attrgetter("append_eod"), named.values())
-    if sources and not {None}.issuperset(eods):
+    if sources and any(source.append_eod is not None for source in named.values()):
         files = range(sources[-1].files.stop)  # the files of extra columns come after these
         largest = min(map(_find_largest, snapshot.files.token_dtypes(files)), default=0)
     for name, source in named.items():

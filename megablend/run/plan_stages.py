@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -352,7 +350,7 @@ def _list_steps(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> li
         start: number of the group's first sample.
     """
     blend = group[0].blend
-    ends = list(map(attrgetter("end"), group))
+    ends = [stage.end for stage in group]
     if blend.schedule is not None:
         steps = zip(blend.schedule.ends, blend.schedule.totals(blend.shares), strict=True)
         return [[(start + end, np.array(totals, np.int64)) for end, totals in steps]]
@@ -416,5 +414,4 @@ def _plan_step(
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:
     """Return the number of complete samples of each source in one epoch, [num_sources]."""
-    count = partial(samples_in, sequence_length=sequence_length, extra=extra)
-    return list(map(count, tokens))
+    return [samples_in(n, sequence_length, extra) for n in tokens]

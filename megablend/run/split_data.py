@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -162,7 +160,7 @@ def find_sources(
     ranges = find_split_ranges(store.stores, shares)
     snapshots = []
     for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
-        numbers = np.array(list(map(splits.numbers.get, names, repeat(-1))), np.int64)
+        numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
         is_known = numbers >= 0
         parts = np.zeros(len(numbers), PART_DTYPE)
         parts[is_known] = splits.joined(numbers[is_known], column)
@@ -193,7 +191,7 @@ def _check_sequence(run: str, sources: SplitSources) -> None:
     Raises: PlanError."""
     names = sources.index_names
     # For each source, the first snapshot that has it
-    in_snapshots = map(attrgetter("has_source"), sources.snapshots)
+    in_snapshots = [each.has_source for each in sources.snapshots]
     arrivals = np.argmax([*in_snapshots, np.ones(len(names), np.bool_)], axis=0)
     # For each source, the first snapshot that has it or a source listed after it
     earliest = np.minimum.accumulate(arrivals[::-1])[::-1]

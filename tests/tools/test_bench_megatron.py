@@ -23,7 +23,7 @@ RUNS = {
     ),
     "sample_index": (
         ["--scale", "0.0002", "--rounds", "1"],
-        ["2,000 documents of 60 tokens", "2 threads"],
+        ["2,000 documents of 60 tokens", "megablend"],
     ),
     "two_billion": (
         ["--samples", "70000", "--datasets", "40", "--part", "3000"],

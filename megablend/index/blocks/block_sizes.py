@@ -10,8 +10,6 @@ proportion to SHARES.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import repeat
-from operator import is_not
 
 import numpy as np
 
@@ -102,8 +100,7 @@ class BlockSizes:
     def _has_eod(self) -> Bools:
         """Return whether the documents of each file get end-of-document tokens: bool
         [num_files]."""
-        has_eod = np.array(list(map(is_not, self.append_eod, repeat(None))))
-        return has_eod[self.snapshot.files.columns]
+        return np.array([eod is not None for eod in self.append_eod])[self.snapshot.files.columns]
 
     @cached_property
     def _extra_sizes(self) -> Int64s:

@@ -192,7 +192,7 @@ class ParquetReader:
             bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            list(itertools.chain.from_iterable(map(_find_dictionaries, reads))),
+            [dictionary for read in reads for dictionary in _find_dictionaries(read)],
         )
         owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)

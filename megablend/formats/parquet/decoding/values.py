@@ -7,8 +7,6 @@ all encodings that Parquet allows for numbers; indexing refuses pages with any o
 
 from __future__ import annotations
 
-from itertools import repeat
-from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,8 +124,7 @@ def _decode_as_stored(
     decoders = choose_decoders(source, offsets, encoded.encodings, physical)
     owners = list[pa.Buffer | Array](encoded.owners)
     addresses = encoded.addresses.copy()
-    has_owner = np.array(list(map(is_not, owners, repeat(None))))
-    in_place = has_owner & (decoders == PLAIN)
+    in_place = np.array([owner is not None for owner in owners]) & (decoders == PLAIN)
     # Pages whose values are decoded into new memory; the kernel reports those that are too short
     decoded = (~in_place | (counts * stored.itemsize > encoded.sizes)).nonzero()[0]
     if not len(decoded):
