@@ -20,7 +20,12 @@ from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.callers import count_of_lightning
 from megablend.reader.dataset import Dataset
 from megablend.reader.file_watch import FileWatch
-from megablend.reader.loader_stats import CountedSteps, LoaderCounts, describe_progress
+from megablend.reader.loader_stats import (
+    CountedSteps,
+    LoaderCounts,
+    collate_shared,
+    describe_progress,
+)
 from megablend.reader.options import checked_options
 from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
@@ -133,6 +138,8 @@ class Loader:
         self._check_lanes(options["num_workers"])
         self._loader: DataLoader[Any]
         if "collate_fn" in options:  # it takes single samples
+            if options["num_workers"] > 0:
+                options["collate_fn"] = partial(collate_shared, options["collate_fn"])
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
         else:
             self._loader = self._make_ahead(options)

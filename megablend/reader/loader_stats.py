@@ -56,6 +56,15 @@ class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
         return CountedBatch(batch, self._steps.meter.take())
 
 
+def collate_shared(collate_fn: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """Collate samples in a worker of torch's DataLoader, and share the batch; see `_share`. Raises:
+    ResourceError if shared memory has no room; the errors of `collate_fn`."""
+    batch = collate_fn(samples)
+    with translating("a batch of the collate_fn"):
+        _share(batch)
+    return batch
+
+
 def _share(value: Any) -> None:
     """Move the tensors of a batch to shared memory. A worker's queue would do so later, in a thread
     whose errors only it prints, while the trainer waits for ever."""

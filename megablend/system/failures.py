@@ -36,8 +36,10 @@ _ENOUGH_FILES = 1024
 """The number of open files that is usually enough for a process."""
 _NO_THREAD = "can't start new thread"
 """Part of Python's message if the system refuses to start a thread."""
-_NOT_SHARED = "unable to allocate shared memory"
-"""Part of torch's message if /dev/shm has no room for a tensor."""
+_NOT_SHARED = ("unable to allocate shared memory", "unable to resize file")
+"""Parts of torch's messages if /dev/shm has no room for a tensor."""
+_NOT_OPENED = "unable to open shared memory object"
+"""Part of torch's message if it cannot open shared memory, for which each tensor takes a file."""
 _NOT_STORED = "no locator available"
 """Part of numba's message if it cannot make a file in the folder of the kernel cache."""
 _NOT_LOADED = (
@@ -144,10 +146,19 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         return ResourceError(
             f"{place}: compiled kernels cannot be stored ({error}); {_kernel_cache_remedy()}"
         )
-    if isinstance(error, RuntimeError) and _NOT_SHARED in str(error):
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _NOT_SHARED):
         return ResourceError(
             f"{place}: /dev/shm has no room for a worker's batch ({error}); enlarge it (`docker run --shm-size=8g`, or "
             "--ipc=host), or use fewer workers or a lower prefetch_factor"
+        )
+    too_many_files = os.strerror(errno.EMFILE)
+    if (
+        isinstance(error, RuntimeError)
+        and _NOT_OPENED in str(error)
+        and too_many_files in str(error)
+    ):
+        return ResourceError(
+            f"{place}: a worker's batch cannot be shared ({too_many_files}: each tensor takes one); {remedy_of(errno.EMFILE)}"
         )
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import megablend
-from megablend.errors import CacheError, ConfigError
+from megablend.errors import CacheError, ConfigError, ResourceError
 from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.loader_stats import CountedSteps, append_stats, write_prometheus
 from megablend.storage.by_scheme import make_storage
@@ -106,6 +108,37 @@ def test_a_worker_shares_the_memory_of_its_batches_itself(tmp_path: Path) -> Non
     batch = CountedSteps(steps, None)[[0, 1]].batch
     assert [value.is_shared() for value in batch.values()] == [True] * len(batch)
     steps.close()
+
+
+def limit_files(_: int) -> None:
+    """Leave a worker no room for shared memory."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def stacked(samples: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.stack([sample["tokens"] for sample in samples])
+
+
+@pytest.mark.parametrize("collate_fn", [None, stacked])
+def test_a_batch_for_which_shared_memory_has_no_room_is_an_error(
+    tmp_path: Path, collate_fn: Any
+) -> None:
+    config, _ = make_run(tmp_path)
+    options = {} if collate_fn is None else {"collate_fn": collate_fn}
+    loader = megablend.Loader(
+        megablend.open(config),
+        micro_batch_size=2,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+        num_workers=1,
+        worker_init_fn=limit_files,
+        timeout=60,
+        **options,
+    )
+    with pytest.raises(ResourceError, match="/dev/shm has no room for a worker's batch"):
+        next(iter(loader))
+    loader.close()
 
 
 def test_without_reading_ahead_only_samples_are_counted(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def test_shared_memory_that_is_not_there() -> None:
         raise RuntimeError(error)
 
 
+def test_shared_memory_for_which_there_are_too_few_files() -> None:
+    says = r"^x: a worker's batch cannot be shared \(Too many open files: .*\); raise the limit of"
+    error = "unable to open shared memory object </torch_1> in read-write mode: Too many open files (24)"
+    with pytest.raises(ResourceError, match=says), translating("x"):
+        raise RuntimeError(error)
+
+
 def test_memory_that_is_not_there() -> None:
     says = r"^sample 3: out of memory \(Unable to allocate .*\); .*lower `memory:`"
     with pytest.raises(ResourceError, match=says), translating("sample 3"):

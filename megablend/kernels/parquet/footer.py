@@ -87,7 +87,8 @@ SLOTS = (
     "page_type",
     "page_encoding",
     "file_path",
-    "encrypted",
+    "crypto_metadata",
+    "encrypted_metadata",
     "meta_data",
     "statistics",
     "sizes",
@@ -104,8 +105,8 @@ _FIELDS: dict[int, dict[int, str]] = {
         5: "offset_index_bytes",
         6: "column_index",
         7: "column_index_bytes",
-        8: "encrypted",
-        9: "encrypted",
+        8: "crypto_metadata",
+        9: "encrypted_metadata",
     },
     META_DATA: {
         1: "physical",
@@ -151,7 +152,7 @@ _REQUIRED = (
     "stored_bytes",
     "data_page",
 )
-_COUNTS = (
+COUNTS = (
     "num_rows",
     "num_values",
     "decoded_bytes",
@@ -164,6 +165,8 @@ _COUNTS = (
     "column_index_bytes",
 )
 """Integers from 0 to MAX_COUNT."""
+_REFUSED = ("crypto_metadata", "encrypted_metadata", "file_path")
+"""Values that no chunk may have which is read."""
 _MISSING, _INTEGER, _LIST, _STRUCT, _OTHER = (1 << bit for bit in range(5))
 """Forms of values, a bit each."""
 
@@ -174,7 +177,7 @@ def _slot(name: str) -> int:
 
 def _allowed(name: str) -> int:
     """Return the forms that a value may have."""
-    if name in ("file_path", "encrypted"):
+    if name in _REFUSED:
         return _MISSING
     form = _INTEGER
     if name in _LISTS:
@@ -194,12 +197,16 @@ for _struct, _names in _FIELDS.items():
         _SLOT_OF[_struct, _field] = _slot(_name)
 _STRUCT_OF = np.array([_STRUCTS.get(name, -1) for name in SLOTS])
 _ALLOWED = np.array([_allowed(name) for name in SLOTS])
-_IS_COUNT = np.array([name in _COUNTS for name in SLOTS])
+# The values whose problem explains those of others come first
+_EXPLAINS = ("columns", *_REFUSED, "meta_data")
+_CHECKED = np.array([_slot(name) for name in dict.fromkeys((*_EXPLAINS, *SLOTS))])
+_IS_COUNT = np.array([name in COUNTS for name in SLOTS])
 _DEFAULTS = np.zeros(len(SLOTS), np.int64)
 for _name in ("null_count", "page_encodings", "num_levels", "offset_index", "column_index"):
     _DEFAULTS[_slot(_name)] = -1
 _COLUMNS = _slot("columns")
 _PATH = _slot("path")
+_FILE_PATH = _slot("file_path")
 _ENCODINGS = _slot("encodings")
 _PAGE_ENCODINGS = _slot("page_encodings")
 _PAGE_TYPE = _slot("page_type")
@@ -325,8 +332,9 @@ def _read_fields(
             fields[depth] = 0
         else:
             position = skip(data, position, end, kind)
-            # An empty text counts as missing: fastparquet writes such a file_path
-            if position >= 0 and kind == BINARY and data[values[slot]] == 0:
+            # An empty file_path counts as missing: fastparquet writes it
+            is_text = position >= 0 and kind == BINARY
+            if slot == _FILE_PATH and is_text and data[values[slot]] == 0:
                 kinds[slot] = 0
     return position
 
@@ -335,7 +343,8 @@ def _read_fields(
 def _find_problem(values: Int64s, kinds: Int64s) -> int:
     """Return the slot of the first value that has not an allowed form or is not a plausible count;
     -1 if there is none."""
-    for slot in range(len(kinds)):
+    for checked in _CHECKED:
+        slot = int(checked)
         kind = kinds[slot]
         form = _OTHER
         if kind == 0:

@@ -1,8 +1,8 @@
 """Thrift's compact protocol in kernels: read integers and fields, and skip values.
 
 Bytes are read from a pointer `data`, from index `position` on, before index `end`. A returned
-position below 0 is an error code, TRUNCATED or UNUSUAL. Kernels leave both to
-`formats.parquet.metadata.thrift`, which parses in Python and reports what is wrong.
+position below 0 is an error code, TRUNCATED or UNUSUAL. Some kernels leave both to
+`formats.parquet.metadata.thrift`, which parses in Python; others report them as damage.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """

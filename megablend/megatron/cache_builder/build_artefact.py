@@ -50,6 +50,7 @@ def build_dataset(
             )
             for rows in parts:
                 file.append(rows)
+                del rows  # before the next ones are made
         del documents, lengths
         first = job.num_samples if job.samples_before_final is None else job.samples_before_final
         out.write("shuffle_index", shuffle_index(first, job.num_samples, generator))

@@ -14,7 +14,7 @@ from megablend.errors import PlanError
 from megablend.kernels.exact.sample_index import cut
 
 ROWS = 1 << 21
-"""Maximum number of rows that are computed at a time."""
+"""Maximum number of rows of int32 that are computed at a time, 16 MiB; of int64, half as many."""
 
 
 def sample_rows(
@@ -53,8 +53,9 @@ def sample_rows(
     sample = 1
     document = 0
     tokens = 0
+    max_rows = max(1, 4 * ROWS // np.dtype(dtype).itemsize)
     while sample <= samples and document < len(documents):
-        rows = np.empty((min(ROWS, samples + 1 - sample), 2), dtype)
+        rows = np.empty((min(max_rows, samples + 1 - sample), 2), dtype)
         rest = documents[document:]
         filled, num_passed, tokens = cut(
             lengths, rest, document, tokens, length, extra, sample, rows
@@ -67,6 +68,7 @@ def sample_rows(
         sample += filled
         document += num_passed
         yield rows[:filled]
+        del rows  # before the next ones are made
     if sample <= samples:
         end = _end_row(
             int(lengths[documents[-1]]),

@@ -292,14 +292,11 @@ def index_of(documents: int) -> Any:
     return document_index(np.arange(documents), 1, Generator(1), separate_final_epoch=False)
 
 
-def samples_of(documents: int, threads: int) -> Step:
+def samples_of(documents: int) -> Step:
     lengths = np.array([5, 6], np.int32)
 
     def call(_: object) -> None:
-        assert sample_index(lengths, index_of(documents), 4, 2, extra=1, threads=threads).shape == (
-            3,
-            2,
-        )
+        assert sample_index(lengths, index_of(documents), 4, 2, extra=1).shape == (3, 2)
 
     return call
 
@@ -319,14 +316,11 @@ test_exact_arrays = table(
         epochs(0, None, 1),
         name="a split without tokens",
     ),
-    *(
-        misuse(
-            samples_of(3, threads),
-            "refers to documents 0 to 2, but lengths are given for only 2; rebuild the index for these documents",
-            samples_of(2, threads),
-            name=f"an index of other documents, {threads} threads",
-        )
-        for threads in (1, 2)
+    misuse(
+        samples_of(3),
+        "refers to documents 0 to 2, but lengths are given for only 2; rebuild the index for these documents",
+        samples_of(2),
+        name="an index of other documents",
     ),
 )
 

@@ -229,6 +229,31 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),
         (
             [flat_page()],
+            {"chunk": [(8, Kind.STRUCT, b"\0"), (9, Kind.BINARY, b"\x03abc")]},
+            "the column is encrypted",
+        ),
+        (
+            [flat_page()],
+            {"chunk": [(4, Kind.BINARY, b"")]},
+            "offset_index_offset of row group 0 is of the wrong type",
+        ),
+        (
+            [flat_page()],
+            {"meta": [(11, Kind.BINARY, b"")]},
+            "dictionary_page_offset of row group 0 is of the wrong type",
+        ),
+        (
+            [flat_page()],
+            {"meta": [(12, Kind.STRUCT, b"\x38\0\0")]},
+            "null_count of row group 0 is of the wrong type",
+        ),
+        (
+            [flat_page()],
+            {"meta": [(16, Kind.I32, 3)]},
+            "size_statistics of row group 0 is of the wrong type",
+        ),
+        (
+            [flat_page()],
             {"chunk": [(1, Kind.BINARY, b"other.parquet")]},
             "is stored in another file .other.parquet.",
         ),

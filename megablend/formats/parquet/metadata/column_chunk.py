@@ -17,10 +17,32 @@ from megablend.formats.parquet.metadata.thrift import (
     UnsupportedError,
     write_varint,
 )
-from megablend.kernels.parquet.footer import CHUNK_DTYPE, NUM_CHUNK_SLOTS, SLOTS, find_chunks
+from megablend.kernels.parquet.footer import (
+    CHUNK_DTYPE,
+    COUNTS,
+    NUM_CHUNK_SLOTS,
+    SLOTS,
+    find_chunks,
+)
 
 Chunks = npt.NDArray[np.void]
 """CHUNK_DTYPE [num_chunks]: the chunks of a column, whose bytes are known to precede the footer."""
+_THRIFT_NAMES = {
+    "physical": "type",
+    "path": "path_in_schema",
+    "decoded_bytes": "total_uncompressed_size",
+    "stored_bytes": "total_compressed_size",
+    "data_page": "data_page_offset",
+    "dictionary_page": "dictionary_page_offset",
+    "page_encodings": "encoding_stats",
+    "sizes": "size_statistics",
+    "levels": "definition_level_histogram",
+    "offset_index": "offset_index_offset",
+    "offset_index_bytes": "offset_index_length",
+    "column_index": "column_index_offset",
+    "column_index_bytes": "column_index_length",
+}
+"""The names of fields in parquet.thrift that have another name here."""
 
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
@@ -62,7 +84,7 @@ def _complain(
         list(columns)
         raise MalformedError(f"row group {group} has metadata that cannot be read")
     name = SLOTS[slot]
-    if name == "encrypted":
+    if name in ("crypto_metadata", "encrypted_metadata"):
         raise UnsupportedError(f"the column is encrypted (row group {group}); decrypt the file")
     if name == "file_path":
         other = columns[column.ordinal].text(1, name)
@@ -75,9 +97,9 @@ def _complain(
     problem = "is of the wrong type"
     if not kind:
         problem = "is missing"
-    elif Kind.I8 <= kind <= Kind.I64:
+    elif Kind.I8 <= kind <= Kind.I64 and name in COUNTS:
         problem = f"is {value}, expected 0 to 2**48"
-    raise MalformedError(f"{name} of row group {group} {problem}")
+    raise MalformedError(f"{_THRIFT_NAMES.get(name, name)} of row group {group} {problem}")
 
 
 def _check_bytes(chunks: Chunks, limit: int) -> None:
