@@ -419,7 +419,7 @@ def _print_split(name: str, split: SplitDescription) -> None:
             f"first source to begin epoch 1, which reads its tokens again: {first.source!r}, at about sample {first.sample:,}"
         )
     elif split.blended:
-        print_line("no source begins epoch 1: no token is read twice")
+        print_line("no source begins epoch 1: none has as many samples as its first epoch")
 
 
 def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FirstRepeat(Record):
-    """The first source that begins a second epoch."""
+    """The first source that begins a second epoch, by the number of its samples. Samples of both
+    epochs may be mixed about there, to within a cycle."""
 
     source: str
     sample: int
-    """Number of the first sample of the source's second epoch."""
+    """Number of the sample with which the source begins to have more samples than its first epoch
+    has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,7 +125,8 @@ class SplitDescription(Record):
     blended: bool
     """Whether sources are mixed by share; otherwise the split is one pass over each source."""
     first_repeated_source: FirstRepeat | None
-    """The first source that begins a second epoch; None if no source does."""
+    """The first source that begins a second epoch; None if no source has as many samples as its
+    first epoch has."""
     sources: tuple[SourceDescription, ...]
     problem: str | None = None
     """The reason why the split cannot be planned, so that it has no samples; None if it can be

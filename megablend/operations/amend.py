@@ -48,8 +48,8 @@ class Outlook(Record):
     epochs: float
     """Number of epochs of the source that will have been read when the run ends."""
     first_repeat: int | None
-    """The first sample, at the amendment or later, that repeats a token of the source; None if no
-    sample does."""
+    """The sample, at the amendment or later, with which the source begins to have more samples than
+    the epochs before have; None if it never does. Samples of two epochs may be mixed about there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

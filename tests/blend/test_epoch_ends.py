@@ -15,7 +15,7 @@ SOAK_SEED = int(os.environ.get("MEGABLEND_SOAK_SEED", "1"))
 
 
 def check_plan(given: oracle.Plan) -> float:
-    """Order, promises and first repeats of a plan against the oracle; by how many samples an epoch's end exceeds a quarter."""
+    """Order and promises of a plan against the oracle; by how many samples an epoch's end exceeds a quarter."""
     plan = lane_plan(**given)
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     walked = oracle.walk(**given)

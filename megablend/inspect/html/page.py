@@ -137,7 +137,7 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
     repeat = split.first_repeated_source
     if repeat is not None:
         explanation = "is the first source to begin epoch 1, which reads its tokens again"
-        yield f"<p>{escape(repeat.source)} {explanation}, at sample {repeat.sample:,}.</p>"
+        yield f"<p>{escape(repeat.source)} {explanation}, at about sample {repeat.sample:,}.</p>"
     for number, chart in enumerate(charts):
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'

@@ -53,7 +53,7 @@ CHUNK_DTYPE = np.dtype(
         ("old_min", "<u8"),  # Statistics.min
         ("max_value", "<u8"),
         ("min_value", "<u8"),
-        ("page_encodings", "<u8"),  # encodings of values in data pages, a bit each; ABSENT
+        ("page_encodings", "<u8"),  # encodings of data pages' values, a bit each; all if absent
         ("num_levels", "<i8"),  # length of the histogram of definition levels; -1 if absent
         # sum of the histogram: not num_values if the writer counted wrong, as ClickHouse 26 does
         ("all_levels", "<i8"),
@@ -67,8 +67,6 @@ CHUNK_DTYPE = np.dtype(
 """A column chunk as the footer describes it. All fields have 8 bytes: the kernel fills a row of
 int64."""
 
-ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-"""The value of `page_encodings` if the writer stored none."""
 NUMBERED = 63
 """Number of encodings that have a bit of their own; the last bit stands for all others."""
 MAX_COUNT = 1 << 48
