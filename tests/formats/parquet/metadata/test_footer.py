@@ -17,6 +17,7 @@ from megablend.formats.parquet.metadata.source import FileBytes
 from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, UnsupportedError
 from megablend.kernels.parquet.footer import CHUNK_DTYPE
 from megablend.storage.local import LocalStorage
+from tests.formats.parquet.metadata.odd_thrift import Odd, Reader
 
 UNSIGNED = (1 << 64) - 1
 GOLDEN = sorted((Path(__file__).parent.parent.parent.parent / "golden").glob("*.parquet"))
@@ -121,6 +122,23 @@ def test_what_writers_write_is_read_as_field_by_field(path: Path) -> None:
     for column in columns:
         assert outcome(footer, column, len(columns)) == slowly(footer, column)
     assert "columns, but the schema has" in outcome(footer, columns[0], len(columns) + 1)
+
+
+@pytest.mark.parametrize(
+    "how", ["has_long_ids", "has_long_lists", "has_unknown_fields", "is_shuffled"]
+)
+def test_odd_footers_are_read_as_others_are(how: str) -> None:
+    """Whatever Thrift allows: other writers than today's may write it."""
+    for path in GOLDEN:
+        footer = footer_of(path)
+        odd = Odd()
+        setattr(odd, how, True)
+        again = parse_footer(odd.struct(Reader(footer.data).struct()), footer.offset)
+        columns = columns_of(footer)
+        assert columns_of(again) == columns
+        for column in columns:
+            found = outcome(again, column, len(columns))
+            assert found == outcome(footer, column, len(columns)), path
 
 
 def test_pyarrow_says_the_same(tmp_path: Path) -> None:
