@@ -29,20 +29,18 @@ class LRUCache(Generic[V]):
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """Return the value of `key`. If it is not cached, it is created by `make`."""
-        value = self._values.get(key)
+        value = self.find(key)
         if value is None:
             value = self._values.setdefault(key, make())
+            self._use(key)
             self._evict()
-        with contextlib.suppress(KeyError):  # another thread may have evicted it
-            self._values.move_to_end(key)
         return value
 
     def find(self, key: Hashable) -> V | None:
         """Return the value of `key`, or None if it is not cached."""
         value = self._values.get(key)
         if value is not None:
-            with contextlib.suppress(KeyError):
-                self._values.move_to_end(key)
+            self._use(key)
         return value
 
     def get_all(
@@ -63,10 +61,14 @@ class LRUCache(Generic[V]):
             values.update(created)
             self._values.update(created)
         for key in keys:
-            with contextlib.suppress(KeyError):
-                self._values.move_to_end(key)
+            self._use(key)
         self._evict()
         return [values[key] for key in keys]
+
+    def _use(self, key: Hashable) -> None:
+        """Mark a key as the most recently used."""
+        with contextlib.suppress(KeyError):  # another thread may have evicted it
+            self._values.move_to_end(key)
 
     def _evict(self) -> None:
         """Remove the least recently used values if there are too many."""

@@ -114,9 +114,7 @@ def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
     SHARES."""
     extra = memory // EXTRA_PART if run.extra_columns else 0
     rest = max(0, memory - batches - orders - extra)
-    parts = dict[str, int]()
-    for name in SHARES:
-        parts[name] = rest * SHARES[name] // NUM_SHARES
+    parts = {name: rest * part // NUM_SHARES for name, part in SHARES.items()}
     return Budget(batches=batches, orders=orders, **parts)
 
 

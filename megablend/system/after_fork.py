@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -32,9 +32,10 @@ class Unlockable(Protocol):
 _objects: WeakSet[Unlockable] = WeakSet()
 
 
-unlock_in_children: Callable[[Unlockable], None] = _objects.add
-"""Register an object, so that its `unlock_after_fork` is called in each forked child as long as the
-object exists."""
+def unlock_in_children(unlockable: Unlockable) -> None:
+    """Register an object, so that its `unlock_after_fork` is called in each forked child as long as
+    the object exists."""
+    _objects.add(unlockable)
 
 
 class ProcessLock:

@@ -164,7 +164,7 @@ COUNTS = (
 )
 """Integers from 0 to MAX_COUNT."""
 _REFUSED = ("crypto_metadata", "encrypted_metadata", "file_path")
-"""Values that no chunk may have which is read."""
+"""Values that make a chunk unreadable."""
 _MISSING, _INTEGER, _LIST, _STRUCT, _OTHER = (1 << bit for bit in range(5))
 """Forms of values, a bit each."""
 
