@@ -30,26 +30,39 @@ def open_regular(path: Path | str) -> BinaryIO:
 
     Raises: OSError, with ENXIO for a pipe, a socket or a device, and EISDIR for a folder.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(fd, "rb")
-    os.close(fd)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.ENXIO, "not a regular file (it is a pipe, socket or device)", str(path))
+    return os.fdopen(_open_descriptor(path)[0], "rb")
 
 
 def read_regular(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file. Raises: the same errors as `open_regular`; OSError with
     EFBIG if the file has more than `max_bytes`."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+    fd, size = _open_descriptor(path)
+    try:
         if size > max_bytes:
             raise OSError(
                 errno.EFBIG, f"it has {size:,} bytes, expected at most {max_bytes:,}", str(path)
             )
-        return file.read(size)  # memory for `max_bytes` would be reserved first
+        data = os.read(fd, size)  # memory for `max_bytes` would be reserved first
+        while len(data) < size:  # one call reads at most 2 GiB
+            rest = os.read(fd, size - len(data))
+            if not rest:
+                break
+            data += rest
+        return data
+    finally:
+        os.close(fd)
+
+
+def _open_descriptor(path: Path | str) -> tuple[int, int]:
+    """Return a descriptor and the size of a regular file; see `open_regular`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    state = os.fstat(fd)
+    if stat.S_ISREG(state.st_mode):
+        return fd, state.st_size
+    os.close(fd)
+    if stat.S_ISDIR(state.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.ENXIO, "not a regular file (it is a pipe, socket or device)", str(path))
 
 
 def open_again(path: Path | str, flags: int) -> int:

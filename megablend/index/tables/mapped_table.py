@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import DamagedCacheError
-from megablend.index.tables.tables import parse_batch, schema_of
+from megablend.index.tables.tables import map_file, parse_batch, schema_of
 from megablend.kernels.file_ranges import fill_ranges
 from megablend.system.atomic_write import reading
 from megablend.system.safe_open import open_regular
@@ -51,30 +51,32 @@ class MappedTable:
     """Number of regions that are accessed before the memory of a portion is released."""
 
     def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
-        with reading(path):
-            self._path = path
-            with open_regular(path) as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    raise DamagedCacheError.of(f"{path}: damaged table: it is empty")
-                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._is_large = len(self._mapping) > self.mapped_bytes
-                if self._is_large:
-                    self._fd = os.dup(file.fileno())
-                    weakref.finalize(self, _close, self._fd)
-        data = pa.py_buffer(self._mapping)
-        batch = parse_batch(path, data, schema_of(columns))
-        self.num_rows: int = batch.num_rows
+        self._path = path
+        self._dtypes = columns
+        with reading(path), open_regular(path) as file:
+            self._content = map_file(file)
+            self._is_large = len(self._content) > self.mapped_bytes
+            if self._is_large:
+                self._fd = os.dup(file.fileno())
+                weakref.finalize(self, _close, self._fd)
+        self._batch = parse_batch(path, pa.py_buffer(self._content), schema_of(columns))
+        self.num_rows: int = self._batch.num_rows
         self._columns: dict[str, npt.NDArray[Any]] = {}
-        self._begins: dict[str, int] = {}
-        """Offset of each column in the file."""
-        for name, column in zip(columns.names or (), batch.columns, strict=True):
-            values = column.buffers()[1]
-            self._columns[name] = np.frombuffer(values or b"", columns[name], batch.num_rows)
-            self._begins[name] = values.address - data.address if values else 0
+        """The columns that were accessed, by name."""
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return a column, read-only. The parts that are accessed stay in memory."""
-        return self._columns[name]
+        column = self._columns.get(name)
+        if column is None:
+            values = self._batch.column(name).buffers()[1]
+            column = np.frombuffer(values or b"", self._dtypes[name], self.num_rows)
+            self._columns[name] = column
+        return column
+
+    def find_begin(self, name: str) -> int:
+        """Return the offset at which a column begins in the file. The table must have rows."""
+        content = np.frombuffer(self._content, np.uint8)
+        return int(self[name].ctypes.data - content.ctypes.data)
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
         """Yield consecutive slices of `rows` (int64 [n], row numbers in any order). In a large
@@ -89,7 +91,8 @@ class MappedTable:
         )
         for start, stop in pairwise(bounds.tolist()):
             yield slice(start, stop)
-            self._mapping.madvise(mmap.MADV_DONTNEED)
+            if isinstance(self._content, mmap.mmap):
+                self._content.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return a column's values in the given rows, as a new array.
@@ -99,7 +102,7 @@ class MappedTable:
 
         Raises: CacheError if the file cannot be read.
         """
-        column = self._columns[name]
+        column = self[name]
         if not self._is_large or not len(rows):
             return column[rows]
         values = np.empty(len(rows), column.dtype)
@@ -107,7 +110,7 @@ class MappedTable:
         # Consecutive rows are read together; `firsts` are the positions in `rows` at which reads
         # begin
         firsts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
-        offsets = self._begins[name] + rows[firsts] * size
+        offsets = self.find_begin(name) + rows[firsts] * size
         begins = firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
         out = values.view(np.uint8)

@@ -27,6 +27,7 @@ from megablend.index.tables.mapped_table import MappedTable
 from megablend.index.tables.table_folder import add_tables
 from megablend.index.tables.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, TableWriter
 from megablend.kernels.row_checks import row_checks
+from megablend.lazy import cached_property
 from megablend.system.log import LOG
 
 PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags")
@@ -90,18 +91,26 @@ class CheckedTable:
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
         """Open a table. `checks` says whether it has checksums; without checksums, rows are not
         verified."""
+        self._folder = folder
+        self._table = table
         self._path = f"{folder}/{table}"
         self._groups = _GROUPS[table]
-        self._checks_name = _CHECKS[table]
+        self._has_checks = checks
         self.mapped = MappedTable(self._path, _COLUMNS[table])
         self.num_rows = self.mapped.num_rows
-        self._checks = (
-            MappedTable(folder / self._checks_name, _CHECK_COLUMNS[table]) if checks else None
-        )
-        if self._checks is not None and self._checks.num_rows != self.num_rows:
+
+    @cached_property
+    def _checks(self) -> MappedTable | None:
+        """The checksums of the rows, or None if the table has none."""
+        if not self._has_checks:
+            return None
+        path = f"{self._folder}/{_CHECKS[self._table]}"
+        checks = MappedTable(path, _CHECK_COLUMNS[self._table])
+        if checks.num_rows != self.num_rows:
             raise DamagedCacheError.of(
-                f"{folder / self._checks_name}: damaged table: its number of rows differs from that of {table}"
+                f"{path}: damaged table: its number of rows differs from that of {self._table}"
             )
+        return checks
 
     def take(self, group: str, rows: Int64s) -> Int64s:
         """Read the columns that a checksum covers, and verify them.
@@ -117,11 +126,11 @@ class CheckedTable:
         values = np.empty((len(names), len(rows)), np.int64)
         for number, name in enumerate(names):
             values[number] = self.mapped.take(name, rows)
-        if self._checks is not None and len(rows):
+        if len(rows) and self._checks is not None:
             wrong = find_wrong(self._checks, group, rows, values)
             if wrong is not None:
                 raise DamagedCacheError.of(
-                    f"{self._path}: damaged table: row {wrong} does not match its checksum in {self._checks_name}"
+                    f"{self._path}: damaged table: row {wrong} does not match its checksum in {_CHECKS[self._table]}"
                 )
         return values
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import mmap
 import operator
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,10 @@ import pyarrow as pa
 
 from megablend.errors import DamagedCacheError
 from megablend.system.atomic_write import flush, reading
-from megablend.system.safe_open import get_file_size, open_regular
+from megablend.system.safe_open import open_regular
+
+_SMALL_BYTES = 1 << 16
+"""Tables of up to this size in bytes are read instead of mapped."""
 
 BLOCK_COLUMNS = np.dtype(
     [
@@ -150,10 +154,19 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table with the given schema. Raises: CacheError if it is damaged, or cannot be
     read."""
-    # Do not use pa.memory_map: threads of Arrow would read the pages
     with reading(path), open_regular(path) as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
+        data = map_file(file)
     return parse_batch(path, pa.py_buffer(data), schema)
+
+
+def map_file(file: BinaryIO) -> bytes | mmap.mmap:
+    """Return the content of a table's file: memory-mapped, or read if it is so small that reading
+    it takes less time than the accesses to new pages of a mapping."""
+    # Do not use pa.memory_map: threads of Arrow would read the pages
+    size = os.fstat(file.fileno()).st_size
+    if size <= _SMALL_BYTES:
+        return file.read(size)
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
 @lru_cache(maxsize=8)

@@ -86,7 +86,8 @@ def test_a_flipped_bit_gives_the_same_or_an_error(cache: Path, name: str, count:
 def test_every_bit_of_a_row_counts(cache: Path) -> None:
     path = folder_of(cache) / "blocks.arrow"
     table = MappedTable(path, BLOCK_COLUMNS)
-    bits = [8 * begin + bit for begin in table._begins.values() for bit in range(8)]
+    begins = map(table.find_begin, BLOCK_COLUMNS.names or ())
+    bits = [8 * begin + bit for begin in begins for bit in range(8)]
     assert flipped(path, bits, lambda: everything(cache)) == len(bits)
 
 
@@ -97,14 +98,14 @@ def test_rows_of_a_large_table_are_verified_too(
     monkeypatch.setattr(MappedTable, "mapped_bytes", 0)
     assert everything(cache) == expected
     path = folder_of(cache) / "blocks.arrow"
-    begin = MappedTable(path, BLOCK_COLUMNS)._begins["tokens_before"]
+    begin = MappedTable(path, BLOCK_COLUMNS).find_begin("tokens_before")
     assert flipped(path, [8 * (begin + 8), 8 * (begin + 17)], lambda: everything(cache)) == 2
 
 
 def test_a_row_is_named_with_its_file(cache: Path) -> None:
     path = folder_of(cache) / "blocks.arrow"
     data = bytearray(path.read_bytes())
-    data[MappedTable(path, BLOCK_COLUMNS)._begins["offset"] + 8] ^= 1
+    data[MappedTable(path, BLOCK_COLUMNS).find_begin("offset") + 8] ^= 1
     path.write_bytes(data)
     store = BlockStore(open_snapshot(cache, path.parent.name), storage=STORAGE)
     message = rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; build again to repair it"
