@@ -61,11 +61,16 @@ def test_samples_of_a_damaged_block_are_masked(tmp_path: Path, settings: dict[st
 def test_otherwise_it_is_an_error(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, file_checks_per_second=0)
     dataset = megablend.open(config)
-    k = min(damage(dataset, "source0/0.parquet"))
-    with pytest.raises(CorruptFileError, match=r"source0/0\.parquet at byte"):
+    bad = damage(dataset, "source0/0.parquet")
+    k = min(bad)
+    # Not the first sample of the file, whose other blocks are intact
+    message = rf"source0/0\.parquet at byte .*needed for sample {k} of train, source 's0'"
+    with pytest.raises(CorruptFileError, match=message):
         dataset[k]
-    with pytest.raises(CorruptFileError, match=r"source0/0\.parquet at byte"):
+    with pytest.raises(CorruptFileError, match=message):
         list(megablend.Loader(dataset, micro_batch_size=4))
+    with pytest.raises(CorruptFileError, match=message):
+        dataset.__getitems__(list(range(len(dataset))))
 
 
 def test_files_that_cannot_be_read_are_errors_always(tmp_path: Path) -> None:
