@@ -44,6 +44,12 @@ class LaneSchedule(NamedTuple):
     slots: int
     """b, the number of slots."""
 
+    def positions(self, slot: int, shift: int) -> Int64s:
+        """Return the position of each lane at a slot, int64 [K]."""
+        lanes = len(self.firsts)
+        turns = (self.stride * slot + shift) % self.slots
+        return (self.firsts + lanes * turns) % (lanes * self.slots)
+
     def samples(self, positions: Int64s, shift: int) -> Int64s:
         """Return the samples of the cycle that take `positions`: the inverse of the formula of
         this class. Both are int64 [n]."""

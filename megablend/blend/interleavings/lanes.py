@@ -13,6 +13,7 @@ spread over lanes, and the tail is too short for lanes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ from megablend.blend.interleavings.base import (
     prefix_length,
     sample_numbers,
 )
-from megablend.blend.interleavings.lane_schedule import make_lane_schedule
+from megablend.blend.interleavings.cycle_counts import count_below
+from megablend.blend.interleavings.lane_schedule import LaneSchedule, make_lane_schedule
 from megablend.blend.interleavings.tails import Tails
 from megablend.errors import PlanError
 from megablend.kernels.blend.inverse import find_samples
@@ -76,6 +78,11 @@ def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
 
 MAX_LANES = 1 << 20
 MAX_WINDOW = 1 << 20
+LISTED = 1 << 18
+"""Number of a cycle's samples that are listed to count or find one among them; of more, the slots
+are counted by a formula."""
+MAX_LISTED = 1 << 24
+"""Number of samples that are listed where the formula takes longer, with many sources."""
 
 
 class LanePlan(LocatesMany):
@@ -137,23 +144,24 @@ class LanePlan(LocatesMany):
         low = n if n >= self._dealt else n - n % self._cycle_samples
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
+        slots = (n - low) // self._lanes
+        if (slots > 2 * len(self._tree.sources) and n - low > LISTED) or n - low > MAX_LISTED:
+            counts[self._tree.sources] += self._count_slots(low // self._cycle_samples, slots)
+            low += slots * self._lanes
         return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
 
     def nth_sample(self, source: int, n: int) -> int:
         """See Plan.nth_sample."""
         rank = int(self._ranks[source])
         cycle = self._cycle_of(rank, n)
-        in_cycle = (
-            self._samples_in_cycle(rank, cycle)
-            if cycle * self._cycle_samples < self._dealt
-            else np.zeros(0, np.int64)
-        )
-        _, seen = self._counts_of(rank, min(cycle * self._cycle_samples, self._dealt))
-        if n > seen + len(in_cycle):  # the sample is in the stage's tail
-            tail = np.arange(self._dealt, self.num_samples)
-            seen = seen + len(in_cycle)
-            in_cycle = tail[self._sources(self._dealt, self.num_samples) == source]
-        return int(in_cycle[n - 1 - seen])
+        low = min(cycle * self._cycle_samples, self._dealt)
+        high = min(low + self._cycle_samples, self._dealt)
+        _, seen = self._counts_of(rank, low)
+        _, seen_high = self._counts_of(rank, high)
+        if n <= seen_high:
+            return low + self._nth_in_cycle(rank, cycle, n - 1 - seen)
+        in_tail = np.flatnonzero(self._sources(self._dealt, self.num_samples) == source)
+        return self._dealt + int(in_tail[n - 1 - seen_high])
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
         """See Plan.samples_of."""
@@ -247,18 +255,42 @@ class LanePlan(LocatesMany):
             [pow(each.stride, -1, each.slots) for each in self._schedules], np.int64
         )
 
-    def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
-        """Return the samples of a leaf in a cycle: int64 [n], ascending."""
+    def _nth_in_cycle(self, rank: int, cycle: int, index: int) -> int:
+        """Return the number, within a cycle, of the sample with this index among a leaf's."""
+        schedule, shift = self._schedule_of(cycle)
         low = cycle * self._cycle_samples
-        high = min((cycle + 1) * self._cycle_samples, self._dealt)
         others_low, leaf_low = self._counts_of(rank, low)
-        others_high, leaf_high = self._counts_of(rank, high)
-        schedule = self._schedules[0 if high - low == self._cycle_samples else -1]
-        shift = cycle_shift(self._seed, self._start, cycle, schedule.slots)
+        others_high, leaf_high = self._counts_of(rank, low + schedule.slots * self._lanes)
         # A leaf's positions in a cycle follow those of the leaves of lower rank
         first = others_high - others_low
-        positions = np.arange(first, first + leaf_high - leaf_low)
-        return low + np.sort(schedule.samples(positions, shift))
+        stop = first + leaf_high - leaf_low
+        if stop - first <= LISTED:
+            samples = schedule.samples(np.arange(first, stop), shift)
+            return int(np.partition(samples, index)[index])
+
+        def count(slots: int) -> int:
+            below = count_below(schedule, shift, slots, np.array([first, stop]))
+            return int(below[1] - below[0])
+
+        slot = bisect_right(range(schedule.slots + 1), index, key=count) - 1
+        positions = schedule.positions(slot, shift)
+        lanes = np.flatnonzero((first <= positions) & (positions < stop))
+        return slot * self._lanes + int(lanes[index - count(slot)])
+
+    def _count_slots(self, cycle: int, slots: int) -> Int64s:
+        """Return the number of samples that each leaf has in the first slots of a cycle: int64
+        [num_leaves]."""
+        schedule, shift = self._schedule_of(cycle)
+        low = cycle * self._cycle_samples
+        high = low + schedule.slots * self._lanes
+        ends = np.cumsum(self._tree.counts(high) - self._tree.counts(low))
+        return np.diff(count_below(schedule, shift, slots, ends), prepend=0)
+
+    def _schedule_of(self, cycle: int) -> tuple[LaneSchedule, int]:
+        """Return the schedule of a cycle, and its shift."""
+        is_full = (cycle + 1) * self._cycle_samples <= self._dealt
+        schedule = self._schedules[0 if is_full else -1]
+        return schedule, int(cycle_shift(self._seed, self._start, cycle, schedule.slots))
 
     def _cycle_of(self, rank: int, count: int) -> int:
         """Return the cycle in which a leaf reaches `count` samples. Its samples in the stage's tail
