@@ -35,7 +35,7 @@ import numpy as np
 from megablend.arrays import Bools, Uint64s
 from megablend.errors import DataError
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, drop_empty
+from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, PAGES_PER_BLOCK, Pages, drop_empty
 
 DURABLE = 1
 """A flag of a record, which says that the held pages of the block have been synced to the disk, and
@@ -116,11 +116,14 @@ def sum_of_pages(mask: int, data: memoryview) -> int:
     """
     padding = bytes(-len(data) % PAGE_BYTES)  # for the page at the end of the file
     words = np.frombuffer(bytes(data) + padding if padding else data, "<u8")
-    sums = np.einsum("ij,j->i", words.reshape(-1, len(WORD_FACTORS)), WORD_FACTORS)
-    bits = np.unpackbits(np.array([mask], "<u8").view(np.uint8), bitorder="little")
-    pages = np.flatnonzero(bits)[: len(sums)]
-    shares = (sums >> np.uint64(32))[: len(pages)] * (2 * pages + 1).astype(np.uint64)
-    return int(shares.sum()) & 0xFFFFFFFF
+    sums: list[int] = np.einsum(
+        "ij,j->i", words.reshape(-1, len(WORD_FACTORS)), WORD_FACTORS
+    ).tolist()
+    pages = [page for page in range(PAGES_PER_BLOCK) if mask >> page & 1]
+    return (
+        sum((total >> 32) * (2 * page + 1) for total, page in zip(sums, pages, strict=False))
+        & 0xFFFFFFFF
+    )
 
 
 class BlockMap:

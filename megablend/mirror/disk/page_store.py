@@ -224,9 +224,9 @@ class PageStore:
         num_new = count_pages(new)
         if not num_new:
             return True
-        if subtract(new, pages):
+        if key.size < SMALL_BYTES and subtract(new, pages):
             raise ValueError(f"{key.location}: a file of {key.size} bytes must be written whole")
-        if not self._make_room(num_new * PAGE_BYTES, due):
+        if not self.make_room(num_new * PAGE_BYTES, due):
             return False
         try:
             if key.size < SMALL_BYTES:
@@ -250,11 +250,15 @@ class PageStore:
         self._sync_in_time()
         return True
 
-    def make_room(self, key: FileKey, pages: Pages, due: float, in_flight: int = 0) -> bool:
-        """Evict enough pages to make room for the given pages, which are due at `due`, and for
-        `in_flight` more bytes. Returns: False if that is impossible. If so, nothing is evicted."""
-        num_new = count_pages(self.missing(key, pages))
-        return self._make_room(num_new * PAGE_BYTES + in_flight, due)
+    def make_room(self, needed: int, due: float) -> bool:
+        """Evict enough pages to make room for `needed` bytes of pages, which are due at `due`.
+        Returns: False if that is impossible. If so, nothing is evicted."""
+        short = self._find_shortage(needed)
+        chosen = self._room.choose(short, due) if short > 0 else {}
+        if chosen is None:
+            return False
+        self._evict(chosen)
+        return True
 
     def read(self, key: FileKey, pages: Pages) -> bytes | None:
         """Return the bytes of pages, one page after another; None if not all of them are held.
@@ -461,15 +465,6 @@ class PageStore:
         for digest, file_rows in groupby(rows, itemgetter(0)):
             self._remove(digest, pages_of_rows([(block, mask) for _, block, mask in file_rows]))
         self.num_evicted += num_before - self._num_held
-
-    def _make_room(self, needed: int, due: float) -> bool:
-        """Evict pages to make room for `needed` bytes that are due at `due`: see `make_room`."""
-        short = self._find_shortage(needed)
-        chosen = self._room.choose(short, due) if short > 0 else {}
-        if chosen is None:
-            return False
-        self._evict(chosen)
-        return True
 
     def _find_shortage(self, needed: int) -> int:
         """Return how many bytes must be evicted to write `needed` more bytes. Raises: DataError."""

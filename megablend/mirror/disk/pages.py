@@ -24,7 +24,6 @@ by the same nodes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 """The mask of a block that is held completely."""
 _LAST_BIT = np.uint64(PAGES_PER_BLOCK - 1)
-_ONE = np.uint64(1)
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
 """The number of set bits of each byte value (uint8 [256]). `np.bitwise_count` requires NumPy 2."""
 
@@ -144,13 +143,15 @@ def count_each(masks: Uint64s) -> Int64s:
 
 def count_bytes(pages: Pages, file_size: int) -> int:
     """Return the total size of pages in bytes. The last page of the file may be incomplete."""
-    last_page = (file_size - 1) // PAGE_BYTES
-    is_in_last_block = pages.blocks == last_page // PAGES_PER_BLOCK
-    last_bit = np.uint64(1 << last_page % PAGES_PER_BLOCK)
     num_bytes = count_pages(pages) * PAGE_BYTES
-    if (pages.masks[is_in_last_block] & last_bit).any():
+    if pages and find_last(pages) == (file_size - 1) // PAGE_BYTES:
         num_bytes -= -file_size % PAGE_BYTES  # the last page may be short
     return num_bytes
+
+
+def find_last(pages: Pages) -> int:
+    """Return the number of the last page of a set, counted from the start of the file."""
+    return int(pages.blocks[-1]) * PAGES_PER_BLOCK + int(pages.masks[-1]).bit_length() - 1
 
 
 def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
@@ -159,16 +160,25 @@ def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
 
     Returns: the offsets and the sizes of the ranges in bytes (both int64 [n]).
     """
-    blocks = pages.blocks.astype(np.int64)
-    masks = pages.masks
-    is_next = blocks[1:] == blocks[:-1] + 1
-    before = np.zeros_like(masks)  # bit 0: the page before the block is in the set
-    before[1:] = (masks[:-1] >> _LAST_BIT) * is_next
-    after = np.zeros_like(masks)  # bit 63: the page after the block is in the set
-    after[:-1] = (masks[1:] & _ONE) * is_next << _LAST_BIT
-    begins = _list_pages(blocks, masks & ~(masks << _ONE | before)) * PAGE_BYTES
-    stops = (_list_pages(blocks, masks & ~(masks >> _ONE | after)) + 1) * PAGE_BYTES
-    return begins, np.minimum(stops, file_size) - begins
+    begins: list[int] = []
+    stops: list[int] = []
+    # Bits of Python's integers, since there are usually only a few ranges
+    for block, mask in list_rows(pages):
+        page = block * PAGES_PER_BLOCK
+        while mask:
+            num_before = (mask & -mask).bit_length() - 1
+            mask >>= num_before
+            page += num_before
+            count = (mask + 1 & ~mask).bit_length() - 1
+            if stops and stops[-1] == page:
+                stops[-1] += count
+            else:
+                begins.append(page)
+                stops.append(page + count)
+            mask >>= count
+            page += count
+    offsets = np.array(begins, np.int64) * PAGE_BYTES
+    return offsets, np.minimum(np.array(stops, np.int64) * PAGE_BYTES, file_size) - offsets
 
 
 def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) -> memoryview:
@@ -177,7 +187,7 @@ def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) 
     Args:
         data: the bytes of `pages`, one page after another.
     """
-    if np.array_equal(pages.blocks, subset.blocks) and np.array_equal(pages.masks, subset.masks):
+    if list_rows(pages) == list_rows(subset):
         return data
     offsets, sizes = ranges_of_pages(pages, file_size)
     data_begins = sizes.cumsum() - sizes
@@ -191,7 +201,10 @@ def select_bytes(pages: Pages, data: memoryview, subset: Pages, file_size: int) 
 def split_portions(pages: Pages) -> list[Pages]:
     """Split a set of pages into one set for each portion. Portions begin at multiples of
     PORTION_BLOCKS."""
-    edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
+    portions = pages.blocks // PORTION_BLOCKS
+    if pages and portions[0] == portions[-1]:
+        return [pages]
+    edges = np.flatnonzero(np.diff(portions)) + 1
     parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
     return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
 
@@ -201,33 +214,30 @@ def piece_of(pages: Pages) -> int:
     return int(pages.blocks[0]) // PIECE_BLOCKS
 
 
+def list_rows(pages: Pages) -> list[tuple[int, int]]:
+    """Return the number and the mask of each block of a set of pages."""
+    return list(zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True))
+
+
 def by_block(pages: Pages) -> Iterator[Pages]:
     """Split a set of pages into one set for each block."""
     for i in range(len(pages.blocks)):
         yield pages.at(slice(i, i + 1))
 
 
-def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
-    """Return the numbers of the pages in ascending order, counted from the start of the file (int64
-    [n])."""
-    nonempty = np.flatnonzero(masks)
-    bits = np.unpackbits(masks[nonempty].astype("<u8").view(np.uint8), bitorder="little")
-    row, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
-    return blocks[nonempty][row] * PAGES_PER_BLOCK + page
-
-
 def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
     """Return the mask of each given block. It is 0 if the set has no pages in the block."""
     if not pages:
         return np.zeros(len(blocks), np.uint64)
-    row = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)
+    row = np.minimum(pages.blocks.searchsorted(blocks), len(pages.blocks) - 1)
     return np.where(pages.blocks[row] == blocks, pages.masks[row], np.uint64(0))
 
 
 def merge_rows(rows: Pages) -> Pages:
     """Make a set of pages from rows: blocks that may repeat, in any order, and their masks."""
-    blocks, masks = rows.at(np.argsort(rows.blocks, kind="stable"))
-    first = np.flatnonzero(np.diff(blocks, prepend=-1))
-    if len(first) == len(blocks):
+    blocks, masks = rows.at(rows.blocks.argsort(kind="stable"))
+    is_first = np.ones(len(blocks), np.bool_)
+    is_first[1:] = blocks[1:] != blocks[:-1]
+    if is_first.all():
         return Pages(blocks, masks)
-    return Pages(blocks[first], np.bitwise_or.reduceat(masks, first))
+    return Pages(blocks[is_first], np.bitwise_or.reduceat(masks, is_first.nonzero()[0]))

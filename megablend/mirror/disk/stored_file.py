@@ -38,9 +38,9 @@ from megablend.mirror.disk.pages import (
     PAGE_BYTES,
     Pages,
     by_block,
-    count_bytes,
     count_pages,
     drop_empty,
+    list_rows,
     pages_of_file,
     ranges_of_pages,
     select_bytes,
@@ -136,10 +136,9 @@ class StoredFile:
             raise
         fence()
         begin = 0
-        for part in by_block(pages):
-            block, mask = _block_of(part)
+        for block, mask in list_rows(pages):
             record = self.map.load(block)
-            stop = begin + count_bytes(part, self.key.size)
+            stop = begin + mask.bit_count() * PAGE_BYTES  # the last page may be short
             checksum = record.checksum + sum_of_pages(mask, data[begin:stop])
             # Without DURABLE: the new pages are not synced yet
             self.map.store(block, record.pages | mask, 0, checksum & _CHECKSUM_MASK)
@@ -154,10 +153,10 @@ class StoredFile:
         """
         parts = []
         wrong = []
-        for part in by_block(pages):
-            block, _ = _block_of(part)
+        for block, mask in list_rows(pages):
             held, _, checksum = self.map.load(block)
             held_pages = pages_of_rows([(block, held)])
+            part = pages_of_rows([(block, mask)])
             data = self._read(held_pages)
             if data is None or sum_of_pages(held, data) != checksum:
                 wrong.append((block, held))
@@ -172,8 +171,7 @@ class StoredFile:
         Raises: DataError if the disk fails. Even then the pages are not held.
         """
         removed_rows = []
-        for part in by_block(pages):
-            block, mask = _block_of(part)
+        for block, mask in list_rows(pages):
             held, flags, checksum = self.map.load(block)
             kept = held & ~mask
             if kept:
@@ -248,11 +246,14 @@ class StoredFile:
     def _read(self, pages: Pages) -> memoryview | None:
         """Return the bytes of pages, one page after another; None if the disk fails."""
         parts = []
-        with suppress(OSError):
+        try:
             for offset, size in self._list_ranges(pages):
                 parts.append(os.pread(self._fd, size, offset))
-        data = b"".join(parts)
-        return memoryview(data) if len(data) == count_bytes(pages, self.key.size) else None
+                if len(parts[-1]) < size:
+                    return None
+        except OSError:
+            return None
+        return memoryview(b"".join(parts))
 
     def _punch(self, pages: Pages) -> None:
         for offset, size in self._list_ranges(pages):
@@ -308,11 +309,6 @@ def pages_of_rows(rows: list[tuple[int, int]]) -> Pages:
     """Make a set of pages from (block, mask) pairs that are sorted by block."""
     blocks, masks = zip(*rows, strict=True) if rows else ((), ())
     return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
-
-
-def _block_of(pages: Pages) -> tuple[int, int]:
-    """Return the block number and the mask of pages that are all in one block."""
-    return int(pages.blocks[0]), int(pages.masks[0])
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:

@@ -24,10 +24,12 @@ from megablend.mirror.disk.pages import (
     Pages,
     count_bytes,
     intersect,
+    pages_of_file,
     split_portions,
     subtract,
 )
 from megablend.mirror.disk.room import Need
+from megablend.mirror.disk.stored_file import SMALL_BYTES
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,6 +111,9 @@ class _Flight:
     """A fetch in progress, of pages in one portion. Several calls may await it."""
 
     want: Want
+    num_bytes: int = 0
+    """The number of bytes that it has yet to store, for which there is room. Set in the store's
+    thread."""
     origins: Origins = field(default_factory=Origins)
     task: asyncio.Task[None] = field(init=False)
 
@@ -133,8 +138,6 @@ class Engine:
         """The fetches in progress, by the digest of the file and the number of the portion."""
         self.peer_bytes = 0
         """The number of bytes that were fetched from other nodes."""
-        self._reserved: dict[_Flight, int] = {}
-        """The number of bytes that each fetch has yet to store. Used in the store's thread."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the store's thread, and return its result."""
@@ -152,6 +155,8 @@ class Engine:
                 return await self.obtain(want._replace(pages=portion))
 
         portions = split_portions(want.pages)
+        if len(portions) == 1:
+            return await get(want.pages)  # without a task
         return sum_origins(await asyncio.gather(*map(get, portions)))
 
     async def obtain(self, want: Want) -> Origins:
@@ -170,11 +175,11 @@ class Engine:
                 want = want._replace(mode=Mode.NEEDED)
             else:
                 await self.call(self.store.drop, want.key, want.pages)
+        if want.pages and want.key.size < SMALL_BYTES:
+            want = want._replace(pages=pages_of_file(want.key.size))  # all are fetched together
         own_flights: list[_Flight] = []
+        missing = want.pages  # at first; each flight finds those of its pages that are held
         for _ in range(_MAX_TRIES):
-            missing = await self.call(self._find_missing, want)
-            if not missing:
-                break
             joined_flights = self._find_flights(want.key, missing)
             for flight in joined_flights:
                 missing = subtract(missing, flight.want.pages)
@@ -194,6 +199,9 @@ class Engine:
                 for error in errors:
                     if isinstance(error, DataError):
                         raise error
+            missing = await self.call(self._find_missing, want)
+            if not missing:
+                break
         else:
             raise ResourceError(
                 f"{self.store.folder.path}: pages are evicted before they are read; raise `mirror.size`"
@@ -225,8 +233,10 @@ class Engine:
         return flight
 
     async def _fetch(self, flight: _Flight) -> None:
-        want = flight.want
-        await self.call(self._reserve, flight)
+        missing = await self.call(self._reserve, flight)
+        if not missing:
+            return
+        flight.want = want = flight.want._replace(pages=missing)
 
         async def keep(part: Pages, data: memoryview, origins: Origins) -> None:
             flight.origins = sum_origins([flight.origins, origins])
@@ -244,18 +254,26 @@ class Engine:
             await self.call(self.store.states.put, location, state._replace(checked_at=0.0))
             raise
 
-    def _reserve(self, flight: _Flight) -> None:
-        """Make room for the pages of a fetch, in addition to those of other fetches that are not
-        due later. Raises: ResourceError if there is not enough room."""
+    def _reserve(self, flight: _Flight) -> Pages:
+        """Make room for the missing pages of a fetch, in addition to those of other fetches that
+        are not due later. Returns: the missing pages. Raises: ResourceError if there is not enough
+        room."""
         want = flight.want
+        missing = self._find_missing(want)
+        if not missing:
+            return missing
         is_far = want.due > time.monotonic() + self.lead
         due = math.inf if is_far else want.due
-        ahead_bytes = sum(size for other, size in self._reserved.items() if other.want.due <= due)
-        self._check_room(self.store.make_room(want.key, want.pages, due, ahead_bytes))
-        self._reserved[flight] = count_bytes(want.pages, want.key.size)
+        # Copies of lists that the event loop's thread may change
+        flights = [other for others in list(self._flights.values()) for other in list(others)]
+        ahead_bytes = sum(other.num_bytes for other in flights if other.want.due <= due)
+        size = count_bytes(missing, want.key.size)
+        self._check_room(self.store.make_room(size + ahead_bytes, due))
+        flight.num_bytes = size
+        return missing
 
     def _write(self, flight: _Flight, part: Pages, data: memoryview) -> None:
-        self._reserved[flight] -= len(data)
+        flight.num_bytes -= len(data)
         self._check_room(self.store.write(flight.want.key, part, data, flight.want.due))
 
     def _check_room(self, is_enough: bool) -> None:
@@ -266,10 +284,7 @@ class Engine:
             )
 
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
-        """Forget a fetch that has ended. A `finally` in `_fetch` would not be safe: it would also
-        run when Python collects a pending fetch as garbage. If that happened inside another
-        `submit`, a second `submit` would wait for its lock forever."""
-        self._disk.submit(self._reserved.pop, flight, 0)
+        """Forget a fetch that has ended."""
         if not task.cancelled():
             task.exception()  # retrieved, since perhaps no call awaits it any longer
         portion = _portion_of(flight.want.key, flight.want.pages)

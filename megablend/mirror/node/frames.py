@@ -26,7 +26,14 @@ import numpy as np
 from megablend import errors
 from megablend.errors import DataError, MegablendError
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, count_bytes, subtract
+from megablend.mirror.disk.pages import (
+    BLOCK_BYTES,
+    PAGE_BYTES,
+    Pages,
+    count_bytes,
+    find_last,
+    subtract,
+)
 from megablend.mirror.disk.room import Need
 from megablend.system.limited_json import parse_json
 
@@ -162,14 +169,12 @@ def check_pages(need: Need) -> None:
     pages = need.pages
     if not pages or not _is_ascending(pages):
         raise ValueError("found no pages, or pages that are out of order")
-    last_page = int(pages.masks[-1]).bit_length() - 1
-    last = int(pages.blocks[-1]) * BLOCK_BYTES + last_page * PAGE_BYTES
-    if not last < need.key.size <= BLOCK_BYTES << 32:
+    if not find_last(pages) * PAGE_BYTES < need.key.size <= BLOCK_BYTES << 32:
         raise ValueError(f"found pages beyond the end of the file ({need.key.size} bytes)")
 
 
 def _is_ascending(pages: Pages) -> bool:
-    return bool((np.diff(pages.blocks.astype(np.int64)) > 0).all() and pages.masks.all())
+    return bool((pages.blocks[1:] > pages.blocks[:-1]).all() and pages.masks.all())
 
 
 def unpack_needs(data: bytes) -> list[Need]:
