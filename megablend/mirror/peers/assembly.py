@@ -28,6 +28,10 @@ _FIRST_MACHINE_PINGS = 5
 """If there are no new pages, the first machine of a torchrun job is sent a ping after this many
 times `Pace.ping`."""
 
+_NEWS_SECONDS = 0.2
+"""The pause after new pages have been announced to a node. Pages that arrive meanwhile are
+announced together, since a request for each would take as long as reading it."""
+
 
 @dataclass(eq=False)
 class Assembly:
@@ -83,6 +87,7 @@ class Assembly:
                     await self._announce_all(peer)
                 elif self.announcements.news[peer.name].is_set():
                     await self._announce_news(peer)
+                    pause = _NEWS_SECONDS
                 else:
                     await self._wait_for_news(peer)
             except AwayError:

@@ -124,13 +124,16 @@ class Peer:
             self.away_since = time.monotonic()
             self._away_signal.set_result(None)
 
-    async def fetch(self, want: Want, view: int, ask: Ask) -> tuple[Pages, memoryview]:
+    async def fetch(
+        self, want: Want, view: int, ask: Ask, *ended: asyncio.Future[None]
+    ) -> tuple[Pages, memoryview]:
         """Request pages from the node.
 
         Args:
             want: the pages.
             view: the number of this node's view.
             ask: whether the node should fetch pages that it does not hold.
+            ended: see `post`.
 
         Returns: the pages that the node sent, and their bytes one after another. There are no pages
             if the node does not have any, or if bytes were changed during transmission.
@@ -140,7 +143,7 @@ class Peer:
         """
         fresh = "&fresh=1" if want.mode is Mode.FRESH else ""
         needs = pack_needs([Need.of(want.key, want.pages, want.due)])
-        response = await self.post(f"/v1/pages?view={view}{ask.value}{fresh}", needs)
+        response = await self.post(f"/v1/pages?view={view}{ask.value}{fresh}", needs, *ended)
         try:
             return unpack_pages(response, want.key, want.pages)
         except ValueError as error:
@@ -148,9 +151,9 @@ class Peer:
             LOG.warning("mirror: ignored a response from node %s: %s", self.name, error)
             return NO_PAGES, memoryview(b"")
 
-    async def post(self, path: str, body: bytes) -> bytes:
+    async def post(self, path: str, body: bytes, *ended: asyncio.Future[None]) -> bytes:
         """Send a request, and return the body of the response. Raises: AwayError if the node is
-        unreachable; the error that it responds with."""
+        unreachable, or any of the futures `ended` is done; the error that it responds with."""
         if self.away_since is not None:
             raise AwayError(f"{self.name} is unreachable: {self.trouble}")
         self._num_pending += 1
@@ -158,7 +161,7 @@ class Peer:
             self._watcher = asyncio.ensure_future(self._watch())
         task = asyncio.ensure_future(self._send("POST", path, body))
         try:
-            awaited = [task, self._away_signal]
+            awaited = [task, self._away_signal, *ended]
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise AwayError(f"{self.name} is unreachable: {self.trouble}")

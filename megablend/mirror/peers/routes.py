@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.pages import Pages, piece_of, subtract
@@ -160,20 +159,17 @@ class Routes:
         """Fetch pages as `Peer.fetch` does, but wait if the node is in another view. Raises: the
         errors of `Peer.fetch`; EndedError."""
         deadline = time.monotonic() + self.pace.silent
-        while True:
-            task = asyncio.ensure_future(self.peers[name].fetch(want, self.view, ask))
+        while not self.ended.done():
             try:
-                awaited: list[asyncio.Future[Any]] = [task, self.ended]
-                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-                if not task.done():
-                    raise EndedError
-                return task.result()
+                return await self.peers[name].fetch(want, self.view, ask, self.ended)
             except OtherViewError as error:
                 if time.monotonic() > deadline:
                     raise AwayError(str(error)) from None
-            finally:
-                task.cancel()
+            except AwayError:
+                if not self.ended.done():
+                    raise
             await asyncio.wait([self.ended], timeout=self.pace.ping / 4)
+        raise EndedError
 
     def _may_read(self) -> bool:
         """Return whether this node is certainly in the view in force. It is if it has a lease. It

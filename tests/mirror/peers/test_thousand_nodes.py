@@ -35,7 +35,7 @@ from megablend.mirror.node.engine import AwayError, Engine, Keep, Origins, Want
 from megablend.mirror.peers.announcements import Announcements
 from megablend.mirror.peers.copies import Copies
 from megablend.mirror.peers.holders import Holders
-from megablend.mirror.peers.peer import Ask, Peer
+from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.placement import Placement
 from megablend.mirror.peers.routes import Reading, Routes
 from tests.mirror.manifests import make_manifest
@@ -123,7 +123,7 @@ class StubPeer:
         self._asked = asked
         self.is_gone = is_gone
 
-    async def fetch(self, want: Want, _: int, __: Ask) -> tuple[Pages, memoryview]:
+    async def fetch(self, want: Want, *_: object) -> tuple[Pages, memoryview]:
         if self.is_gone:
             raise AwayError(self._name)
         self._asked[self._name] += 1
