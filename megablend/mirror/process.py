@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import pickle
@@ -71,6 +72,7 @@ def run_node(
             cluster = node.cluster
             if cluster is not None and options.etcd is not None:
                 cluster.view_listeners.append(lambda: divide_limits(cluster.num_nodes))
+            gc.freeze()  # collections need not look at modules and the like
             await node.run(ready)
 
         asyncio.run(run())

@@ -24,7 +24,6 @@ from megablend.errors import (
     MissingFileError,
     RefusedFileError,
 )
-from megablend.kernels.file_ranges import fill_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
 from megablend.storage.find import SPECIAL, Found, find_files
@@ -218,6 +217,9 @@ def file_stat(state: os.stat_result) -> FileStat:
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
     """Read ranges into `out`, completing reads that stopped early (at 2 GiB on Linux, or because of
     a signal)."""
+    # Imported here, since readers of a mirror need no compiled kernels
+    from megablend.kernels.file_ranges import fill_ranges
+
     # Announcing a single range gains nothing, and disables the system's own read-ahead
     for i in fill_ranges(fd, offsets, sizes, begins, len(offsets) > 1, out):
         begin = int(begins[i])

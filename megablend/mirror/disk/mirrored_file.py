@@ -17,6 +17,7 @@ from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
 from megablend.mirror.disk.pages import (
     ALL_PAGES,
     BLOCK_BYTES,
+    NO_PAGES,
     PAGE_BYTES,
     Pages,
     pages_of_file,
@@ -44,6 +45,7 @@ class MirroredFile:
         self._fd = data_fd
         self._map = block_map
         self._words = block_map.words
+        self._gap = NO_PAGES
 
     @classmethod
     def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
@@ -86,7 +88,10 @@ class MirroredFile:
     @property
     def is_complete(self) -> bool:
         """Whether all pages of the file are held at present."""
-        return not self.find_missing(pages_of_file(self._map.key.size))
+        # Of a large file, all pages are only looked at when the gap that was found last is filled
+        if not self.find_missing(self._gap):
+            self._gap = self.find_missing(pages_of_file(self._map.key.size)).at(slice(-1, None))
+        return not self._gap
 
     def find_missing(self, pages: Pages) -> Pages:
         """Return the given pages that are not held at present."""

@@ -321,9 +321,11 @@ class _Read:
     def run(self) -> None:
         """Read the ranges if all their pages are held. Otherwise request the pages, and read when
         they are held."""
+        held = None
         try:
-            self.opened.find_copy(self.storage.folder)
-            held = self.opened.read(self.offsets, self.sizes, self.allocate, self.num_fetched)
+            if self.num_requests or self.opened.copy is None:  # otherwise it has just been read
+                self.opened.find_copy(self.storage.folder)
+                held = self.opened.read(self.offsets, self.sizes, self.allocate, self.num_fetched)
             if held is None:
                 self._request_pages()
             elif self.result.set_running_or_notify_cancel():
