@@ -244,7 +244,8 @@ def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     # Ledgers count ranges only since records have checksums
     if "checksum" not in record and count_skips(cache, run):
         raise CacheError(
-            f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}"
+            f"{place}: list of skipped samples without a checksum: it is damaged, or an earlier release has written "
+            f"it since; {_RESTORE} and skip them again with this release"
         )
     return entries, stored
 

@@ -131,6 +131,23 @@ def test_records_without_a_checksum_go_on_until_the_next_skip(config: dict[str, 
     assert "checksum" in json.loads(skips_path(config).read_text())
 
 
+def test_a_record_that_an_earlier_release_has_written_since_is_refused(
+    config: dict[str, Any],
+) -> None:
+    """Its `skip` keeps the ledger, which counts the ranges of before, and writes no checksum."""
+    record = json.loads(skips_path(config).read_text())
+    del record["checksum"]
+    skips_path(config).write_text(json.dumps(record))
+    with pytest.raises(
+        CacheError, match=r"without a checksum: it is damaged, or an earlier release has written it"
+    ):
+        megablend.open(config)
+    megablend.unskip(config)
+    for start, stop in RANGES:
+        megablend.skip(config, start, stop, batch_size=4)
+    assert skipped(config) == RANGES
+
+
 def test_the_ledger_counts_through_builds_renames_and_resets(config: dict[str, Any]) -> None:
     longer = config | {"samples": 192}
     digest = megablend.build(longer).ledger.digest

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from megablend.caches.base import SNAPSHOTS
+from megablend.caches.find import find_store
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError, UnsupportedFileError
@@ -29,6 +32,8 @@ from megablend.index.blocks.document_lengths import count_documents, next_cut
 from megablend.index.build.build import SourceSpec, build_index
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.cache_folders import external_references_dir
+from megablend.index.tables.manifest import check_sizes, read_roots, read_snapshot_manifest
+from megablend.index.verify.repair import find_damage, list_indexed_files
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.address import Address, parse_address
 from megablend.storage.base import Storage
@@ -51,22 +56,21 @@ map of each snapshot."""
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
     """Index the files of an address and write the table of their documents' lengths, unless both
-    exist already. All ranks of the launch must call this function.
+    exist already and are intact. All ranks of the launch must call this function.
 
     Returns: the address, with the digest of its index snapshot.
     Raises: ConfigError, DataError, CacheError.
     """
     known = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
     if known is not None:
+        _repair_index(cache, known, launch, storage)
         if launch.rank == 0 and _has_token_documents(_store(cache, known, storage), address):
             LOG.warning(
                 "%s: has one token per row, and each counts as a document, as it did when the cache was built",
                 address,
             )
         return known
-    spec = SourceSpec(
-        name=_SOURCE, patterns=(address.pattern,), read=_read_spec(address), place=str(address)
-    )
+    spec = _source_spec(address)
     report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
     indexed = dataclasses.replace(address, index=report.digest)
     store = _store(cache, indexed, storage)
@@ -95,6 +99,32 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
         replace_file(_pin(cache, address), json.dumps(pin, indent=1).encode())
     launch.barrier()
     return indexed
+
+
+def _repair_index(cache: str, known: Address, launch: Communicator, storage: Storage) -> None:
+    """Rebuild the index snapshot of an address if it is damaged or missing. All ranks of the launch
+    must call this function. Raises: CacheError if the files are not those of the snapshot."""
+    assert known.index is not None
+    store = find_store(str(_index(cache)))
+    damage = launch.bcast(find_damage(store, known.index) if launch.rank == 0 else None)
+    if damage is None:
+        return
+    specs: Sequence[SourceSpec] = ()
+    if launch.rank == 0:
+        try:
+            # Files that were added since are not part of the snapshot
+            specs = list_indexed_files(store, known.index, roots={}, block_bytes=_BLOCK_BYTES)
+        except CacheError:
+            specs = [_source_spec(known)]
+    specs = launch.bcast(specs)
+    report = build_index(store, specs, launch=launch, storage=storage)
+    if report.digest != known.index:
+        raise CacheError(
+            f"{damage}; it cannot be built again, since the files of {known.pattern} have changed: restore them, or "
+            f"remove {_pin(cache, known)} to index them as they are now, which gives other samples"
+        )
+    if launch.rank == 0:
+        LOG.warning("%s; the index was built again", damage)
 
 
 def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
@@ -128,6 +158,14 @@ def pinned_address(cache: str, text: str) -> Address:
     return indexed
 
 
+def check_index(cache: str, address: Address) -> None:
+    """Check the sizes of the tables of an address's index snapshot. Raises: CacheError."""
+    assert address.index is not None
+    folder = find_store(str(_index(cache))).fetch_folder(SNAPSHOTS, address.index)
+    check_sizes(folder, read_snapshot_manifest(folder)["tables"])
+    read_roots(folder)
+
+
 def table_path(cache: str, address: Address) -> Path:
     """Return the path of the document table of an address that includes the digest of its index
     snapshot."""
@@ -158,6 +196,12 @@ def _pin(cache: str, address: Address) -> Path:
 
 def _key(address: Address) -> str:
     return hex_digest(str(dataclasses.replace(address, index=None)))
+
+
+def _source_spec(address: Address) -> SourceSpec:
+    return SourceSpec(
+        name=_SOURCE, patterns=(address.pattern,), read=_read_spec(address), place=str(address)
+    )
 
 
 def _read_spec(address: Address) -> ReadSpec:

@@ -298,12 +298,16 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _named(self, word: str) -> str:
         """Return the name that descriptions use for a prefix or an address: the prefix itself, or
-        the address together with the digest of its index snapshot."""
+        the address together with the digest of its index snapshot. Raises: CacheError if an address
+        is not indexed, or its index is damaged."""
         if parse_address(word).format == PAIR:
             return word
-        from megablend.megatron.cache_builder.document_tables import pinned_address
+        from megablend.megatron.cache_builder.document_tables import check_index, pinned_address
 
-        return str(pinned_address(cache_of(self.config), word))
+        address = pinned_address(cache_of(self.config), word)
+        # A dataset that is opened at its first sample could no longer have its index built again
+        check_index(cache_of(self.config), address)
+        return str(address)
 
     @property
     def _has_marker(self) -> bool:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    ConfigError,
+    DamagedCacheError,
+    DataError,
+)
 from megablend.lazy import cached_property
 from megablend.megatron import core
 from megablend.megatron.cache_builder.idx_copies import IdxCopies
@@ -113,6 +119,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             # The usual remedy presumes a config of megablend
             problem = error.problem.replace(CHANGED_REMEDY, remedy)
             raise type(error)(error.path, problem, offset=error.offset) from error
+        except DamagedCacheError as error:
+            raise DamagedCacheError(
+                f"{error.problem}; remove the folder of this index or table, and restart the job, which builds it again",
+                error.problem,
+            ) from error
         if self._reads_fast is None and idx is not None:
             fast = _read_fast([(self, [idx])]) if self._can_read_fast() else None
             self._reads_fast = fast is not None and _are_same(fast[0], expected)

@@ -14,6 +14,7 @@ from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError, DataError
 from megablend.formats.base import Array
+from megablend.index.read.document_table import open_table
 from megablend.megatron.cache_builder.document_tables import INDEX_FOLDER
 from megablend.megatron.compat import query_result, setting
 from megablend.megatron.core import Split
@@ -104,7 +105,8 @@ def open_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None]
 ) -> list[PageOrderDataset | None]:
     """Open the datasets of train, valid and test; None for a split without data. Raises: CacheError
-    if the run was not built or must be extended; PlanError."""
+    if the run was not built or must be extended, or if a table of documents is missing or damaged,
+    which a build makes again; PlanError."""
     settings = run_config(config, sizes)
     storage = make_dataset_storage(config)
     datasets: list[PageOrderDataset | None] = []
@@ -113,6 +115,8 @@ def open_pages(
             datasets.append(None)
         else:
             run = open_run(settings, name, storage=storage)
+            for source in settings.sources_needing_lengths:
+                open_table(run.store.snapshot, run.store.snapshot.sources.numbers[source])
             dataset = Dataset(run, skips=skips_of(run))
             datasets.append(PageOrderDataset(dataset, Split(split), config))
     return datasets

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import megablend
-from megablend.errors import ConfigError, PlanError
+from megablend.errors import ConfigError, DamagedCacheError, DataError, PlanError
 from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.core import GPTDataset
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
@@ -167,6 +169,79 @@ def test_samples_that_are_asked_for_together(tmp_path: Path, words: list[str], o
         reads.clear()
     with pytest.raises(IndexError):
         train.__getitems__([0, 400])
+
+
+def read_train(config: Any) -> list[list[int]]:
+    train = build(config)[0]
+    return [train[k]["tokens"].tolist() for k in range(0, len(train), 17)]
+
+
+def flip_rows(path: Path) -> None:
+    """Change rows of a table that is opened nevertheless, since only rows that are read are compared."""
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) * 2 // 5, len(data) * 3 // 5):
+        data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"x")])
+@pytest.mark.parametrize(
+    ("order", "table"),
+    [
+        ("row", "documents/*/starts.arrow"),
+        ("row", "documents/*/manifest.json"),
+        ("row", "generations/*/blocks.arrow"),
+        ("page", "generations/*/files.arrow"),
+        ("megatron", "generations/*/files.arrow"),
+        ("megatron", "generations/*/blocks.arrow"),
+        ("megatron", "generations/*/manifest.json"),
+    ],
+)
+def test_a_job_builds_damaged_tables_again(
+    tmp_path: Path, words: list[str], order: str, table: str, damage: Callable[[Path], Any]
+) -> None:
+    """In a copy of the cache, since this process keeps what it has opened."""
+    before = read_train(plugin_config(tmp_path / "cache", **options(words, order=order)))
+    shutil.copytree(tmp_path / "cache", tmp_path / "copy")
+    damaged = list((tmp_path / "copy" / "megablend").glob(table))
+    for path in damaged:
+        damage(path)
+    assert damaged
+    assert read_train(plugin_config(tmp_path / "copy", **options(words, order=order))) == before
+
+
+def test_an_index_that_cannot_be_built_again(tmp_path: Path, words: list[str]) -> None:
+    """A file is no longer what it was when its index was made, and the index is damaged."""
+    config = plugin_config(tmp_path / "cache", **options(words, order="megatron"))
+    before = read_train(config)
+    data = next((tmp_path / "arrow").glob("*.arrow"))
+    kept = data.read_bytes()
+    shutil.copy(next((tmp_path / "arrow").glob("*.arrow")), tmp_path / "arrow" / "added.arrow")
+    for path in (tmp_path / "cache" / "megablend" / "generations").glob("*/blocks.arrow"):
+        path.unlink()
+    assert read_train(config) == before  # without the file that was added
+    data.unlink()
+    for path in (tmp_path / "cache" / "megablend" / "generations").glob("*/blocks.arrow"):
+        path.unlink()
+    with pytest.raises(DataError, match="no such file"):
+        build(config)
+    data.write_bytes(kept)
+    assert read_train(config) == before
+
+
+@pytest.mark.parametrize("order", ["page", "megatron"])
+def test_damage_that_a_sample_meets_is_told_with_what_a_job_can_do(
+    tmp_path: Path, words: list[str], order: str
+) -> None:
+    config = plugin_config(tmp_path / "cache", **options(words, order=order))
+    before = read_train(config)
+    for path in (tmp_path / "cache" / "megablend" / "generations").glob("*/blocks.arrow"):
+        flip_rows(path)
+    says = "; remove the folder of this index or table, and restart the job, which builds it again"
+    with pytest.raises(DamagedCacheError, match=says):
+        read_train(config)
+    shutil.rmtree(tmp_path / "cache" / "megablend" / "generations")
+    assert read_train(config) == before
 
 
 def test_masks_padding_and_pickling(tmp_path: Path, words: list[str]) -> None:
