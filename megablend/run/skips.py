@@ -13,7 +13,7 @@ opposite order. After a crash in between, more ranges are skipped than are count
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from megablend.caches.base import SKIPS, CacheStore, OvertakenError, Record
@@ -39,17 +39,22 @@ class Skips:
     ranges: tuple[tuple[int, int], ...] = ()
     """Ranges [start, stop), ascending; no two touch or overlap."""
 
-    def add(self, start: int, stop: int) -> Skips:
-        """Return a copy that also skips the range [start, stop). Ranges that touch or overlap are
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Skips:
+        """Return the skips of ranges [start, stop) in any order. Ranges that touch or overlap are
         merged."""
         merged: list[tuple[int, int]] = []
-        for first, last in sorted([*self.ranges, (start, stop)]):
-            if merged and first <= merged[-1][1]:
-                before_first, before_last = merged.pop()
-                merged.append((before_first, max(last, before_last)))
+        for start, stop in sorted(ranges):
+            if merged and start <= merged[-1][1]:
+                before_start, before_stop = merged.pop()
+                merged.append((before_start, max(stop, before_stop)))
             else:
-                merged.append((first, last))
-        return Skips(tuple(merged))
+                merged.append((start, stop))
+        return cls(tuple(merged))
+
+    def add(self, start: int, stop: int) -> Skips:
+        """Return a copy that also skips the range [start, stop)."""
+        return Skips.of([*self.ranges, (start, stop)])
 
     def next_sample(self, position: int) -> int:
         """Return the first sample at or after `position` that is not skipped."""
@@ -98,12 +103,8 @@ def load_skips(cache: CacheStore, ledger: Ledger) -> Skips:
             f"{cache.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected "
             f"{counted}, the number in the run's ledger; {_RESTORE}"
         )
-    skips = Skips()
-    links = ledger.links if entries else ()
-    for start, stop, plan in entries:
-        if any(plan == link.digest and stop <= link.stop for link in links):
-            skips = skips.add(start, stop)
-    return skips
+    stops = {link.digest: link.stop for link in ledger.links} if entries else {}
+    return Skips.of((start, stop) for start, stop, plan in entries if stop <= stops.get(plan, 0))
 
 
 def skips_of(run: Run) -> Skips:
