@@ -90,7 +90,9 @@ class MirroredFile:
         """Whether all pages of the file are held at present."""
         # Of a large file, all pages are only looked at when the gap that was found last is filled
         if not self.find_missing(self._gap):
-            self._gap = self.find_missing(pages_of_file(self._map.key.size)).at(slice(-1, None))
+            missing = self.find_missing(pages_of_file(self._map.key.size))
+            # A copy of the last row: a slice would keep all missing pages in memory
+            self._gap = missing.at(missing.blocks == missing.blocks[-1:])
         return not self._gap
 
     def find_missing(self, pages: Pages) -> Pages:

@@ -193,15 +193,15 @@ class Engine:
                 break
             joined = [flight.task for flight in joined_flights]
             await asyncio.wait(joined)
+            missing = await self.call(self._find_missing, want)
+            if not missing:
+                break
             if want.due == math.inf:
                 # In the background, what the source said to another call need not be asked again
                 errors = [task.exception() for task in joined if not task.cancelled()]
                 for error in errors:
                     if isinstance(error, DataError):
                         raise error
-            missing = await self.call(self._find_missing, want)
-            if not missing:
-                break
         else:
             raise ResourceError(
                 f"{self.store.folder.path}: pages are evicted before they are read; raise `mirror.size`"

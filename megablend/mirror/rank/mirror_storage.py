@@ -322,8 +322,10 @@ class _Read:
         """Read the ranges if all their pages are held. Otherwise request the pages, and read when
         they are held."""
         held = None
+        copy = self.opened.copy
         try:
-            if self.num_requests or self.opened.copy is None:  # otherwise it has just been read
+            # Otherwise the copy has just been read, and does not hold all pages
+            if self.num_requests or copy is None or not copy.is_current:
                 self.opened.find_copy(self.storage.folder)
                 held = self.opened.read(self.offsets, self.sizes, self.allocate, self.num_fetched)
             if held is None:

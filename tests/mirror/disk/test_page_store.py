@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,40 @@ def test_readers_of_a_file_that_was_given_up_open_it_again(tmp_path: Path) -> No
     again = MirroredFile.open(store.folder, key)
     assert again is not None
     assert read(again, (0, 100)) == [truth(key)[:100]]
+
+
+def test_whether_all_is_held_is_known_without_keeping_what_is_missing(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "m")
+    key = key_of(16 << 30)
+    store.write(key, pages_at((0, 4096)), memoryview(bytes(4096)), math.inf)
+    file = MirroredFile.open(store.folder, key)
+    assert file is not None
+    tracemalloc.start()
+    try:
+        assert not file.is_complete
+        assert tracemalloc.get_traced_memory()[0] < 50_000  # of 65,536 blocks
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_is_complete_exactly_while_all_its_pages_are_held(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "m")
+    key = key_of(5 * BLOCK + 4097)
+    rng = random.Random(0)
+    put(store, key, pages_at((0, 1)))
+    file = MirroredFile.open(store.folder, key)
+    assert file is not None
+    num_complete = 0
+    for _ in range(400):
+        missing = store.missing(key, pages_of_file(key.size))
+        if rng.random() < 0.7:
+            put(store, key, missing if rng.random() < 0.3 else missing.at(slice(0, 1)))
+        else:
+            store.drop(key, pages_at((BLOCK * rng.randrange(1, 6), 1)))
+        is_complete = not store.missing(key, pages_of_file(key.size))
+        assert file.is_complete == is_complete
+        num_complete += is_complete
+    assert 50 < num_complete < 350
 
 
 def order(due: float | None, use: int) -> tuple[float, ...]:

@@ -147,6 +147,28 @@ def test_a_failure_is_the_caller_s(folder: MirrorFolder) -> None:
     asyncio.run(run())
 
 
+def test_what_is_held_does_not_fail_with_what_another_call_lacks(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        await engine.obtain(Want(KEY, pages_at((0, 4096))))
+        reader.errors.append(MissingFileError(KEY.location, "is gone"))
+        is_free = threading.Event()
+        busy = asyncio.ensure_future(engine.call(is_free.wait))
+        more = asyncio.ensure_future(engine.obtain(Want(KEY, pages_at((0, 9000)))))
+        await asyncio.sleep(0.01)
+        held = asyncio.ensure_future(engine.obtain(Want(KEY, pages_at((0, 4096)))))
+        await asyncio.sleep(0.01)
+        is_free.set()
+        await busy
+        with pytest.raises(MissingFileError):
+            await more
+        assert await held == Origins()
+        assert len(reader.wants) == 2
+        await engine.close()
+
+    asyncio.run(run())
+
+
 def test_nothing_is_fetched_that_there_is_no_room_for(folder: MirrorFolder) -> None:
     async def run() -> None:
         engine, reader = make_engine(folder, size=2 << 20)

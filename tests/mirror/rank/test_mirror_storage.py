@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -20,6 +21,9 @@ import numpy as np
 import pytest
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MissingFileError
+from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.node.frames import Kind
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Storage
@@ -315,6 +319,27 @@ def test_a_job_goes_on_if_its_node_process_cannot_be_started_again(
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
         assert read(storage, f"{source.url}/d/x", (500_000, 9)) == cut((500_000, 9))
         assert "the node process cannot be started: m: Read-only file system" in caplog.text
+
+
+def test_a_new_copy_is_read_without_a_node_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
+        storage = make(settings)
+        assert read(storage, f"{source.url}/d/x", (0, 10)) == cut((0, 10))
+        kill_node(tmp_path / "m")
+        folder = MirrorFolder.attach(str(tmp_path / "m"))
+        with folder.lock():
+            store = PageStore(folder, size=None, reserve=0)
+            (key,) = store.keys()
+            store.remove_file(key)
+            store.write(key, pages_of_file(key.size), memoryview(DATA), math.inf)
+            store.close()
+        failed = subprocess.CompletedProcess([], 2, b"", b"m: Read-only file system")
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+        num_bytes = source.bytes
+        assert read(storage, f"{source.url}/d/x", (500_000, 9)) == cut((500_000, 9))
+        assert source.bytes == num_bytes
 
 
 def test_a_reserve_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
