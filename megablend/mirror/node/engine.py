@@ -20,9 +20,10 @@ from megablend.mirror.disk.database import SourceState
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import (
+    PAGE_BYTES,
     PORTION_BLOCKS,
     Pages,
-    count_bytes,
+    count_pages,
     intersect,
     pages_of_file,
     split_portions,
@@ -112,8 +113,8 @@ class _Flight:
 
     want: Want
     num_bytes: int = 0
-    """The number of bytes that it has yet to store, for which there is room. Set in the store's
-    thread."""
+    """The size of the pages that it has yet to store, 4 KiB each, for which there is room. Set in
+    the store's thread."""
     origins: Origins = field(default_factory=Origins)
     task: asyncio.Task[None] = field(init=False)
 
@@ -267,13 +268,13 @@ class Engine:
         # Copies of lists that the event loop's thread may change
         flights = [other for others in list(self._flights.values()) for other in list(others)]
         ahead_bytes = sum(other.num_bytes for other in flights if other.want.due <= due)
-        size = count_bytes(missing, want.key.size)
+        size = count_pages(missing) * PAGE_BYTES  # on the disk, the last page is not shorter
         self._check_room(self.store.make_room(size + ahead_bytes, due))
         flight.num_bytes = size
         return missing
 
     def _write(self, flight: _Flight, part: Pages, data: memoryview) -> None:
-        flight.num_bytes -= len(data)
+        flight.num_bytes -= count_pages(part) * PAGE_BYTES
         self._check_room(self.store.write(flight.want.key, part, data, flight.want.due))
 
     def _check_room(self, is_enough: bool) -> None:

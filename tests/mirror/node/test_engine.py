@@ -236,6 +236,26 @@ def test_what_is_on_its_way_has_its_room(folder: MirrorFolder) -> None:
     asyncio.run(run())
 
 
+def test_small_files_on_their_way_have_their_room(folder: MirrorFolder) -> None:
+    """Each takes a page of 4 KiB, however small it is."""
+
+    async def run() -> None:
+        engine, reader = make_engine(folder, size=10 * PAGE_BYTES)
+        reader.gate.clear()
+        pages = pages_of_file(700)
+        due = time.monotonic()
+        keys = [FileKey(f"s3://bucket/{i}", "e", 700) for i in range(30)]
+        wants = [asyncio.ensure_future(engine.obtain(Want(key, pages, due))) for key in keys]
+        while sum(want.done() for want in wants) + len(reader.wants) < len(wants):
+            await asyncio.sleep(0.001)
+        reader.gate.set()
+        await asyncio.wait(wants)
+        assert sum(want.exception() is None for want in wants) == len(reader.wants) == 10
+        await engine.close()
+
+    asyncio.run(run())
+
+
 def test_wrong_pages_are_got_again(folder: MirrorFolder) -> None:
     async def run() -> None:
         engine, reader = make_engine(folder)
