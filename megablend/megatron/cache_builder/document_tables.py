@@ -24,7 +24,7 @@ from megablend.caches.base import SNAPSHOTS
 from megablend.caches.find import find_store
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.distributed.base import Communicator
-from megablend.errors import CacheError, ConfigError, UnsupportedFileError
+from megablend.errors import CacheError, ChangedFileError, ConfigError, UnsupportedFileError
 from megablend.formats.base import Array
 from megablend.formats.flat import DOCUMENTS, is_flat
 from megablend.index.blocks.block_store import BlockStore
@@ -56,49 +56,80 @@ map of each snapshot."""
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
     """Index the files of an address and write the table of their documents' lengths, unless both
-    exist already and are intact. All ranks of the launch must call this function.
+    exist already and are intact. A damaged or missing table is written again from the same index.
+    All ranks of the launch must call this function.
 
     Returns: the address, with the digest of its index snapshot.
     Raises: ConfigError, DataError, CacheError.
     """
-    known = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
-    if known is not None:
+    known, is_intact = launch.bcast(
+        _find_table(cache, address) if launch.rank == 0 else (None, False)
+    )
+    if known is None:
+        report = build_index(
+            str(_index(cache)), [_source_spec(address)], launch=launch, storage=storage
+        )
+        indexed = dataclasses.replace(address, index=report.digest)
+    else:
         _repair_index(cache, known, launch, storage)
-        if launch.rank == 0 and _has_token_documents(_store(cache, known, storage), address):
+        indexed = known
+    store = _store(cache, indexed, storage)
+    if _has_token_documents(store, address):
+        if known is None:
+            raise ConfigError(
+                f"{address}: has one token per row, so each would be a document; add `documents=file`, "
+                "`documents=row_group` or `documents=ID` of the token that ends documents"
+            )
+        if launch.rank == 0:
             LOG.warning(
                 "%s: has one token per row, and each counts as a document, as it did when the cache was built",
                 address,
             )
-        return known
-    spec = _source_spec(address)
-    report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
-    indexed = dataclasses.replace(address, index=report.digest)
-    store = _store(cache, indexed, storage)
-    if _has_token_documents(store, address):
-        raise ConfigError(
-            f"{address}: has one token per row, so each would be a document; add `documents=file`, "
-            "`documents=row_group` or `documents=ID` of the token that ends documents"
-        )
+    if is_intact:
+        return indexed
+    try:
+        _write_table(cache, indexed, store, launch)
+    except ChangedFileError as error:
+        if known is None:
+            raise
+        raise _changed(
+            f"{table_path(cache, indexed)}: is missing or damaged", cache, known
+        ) from error
+    return indexed
+
+
+def _write_table(cache: str, indexed: Address, store: BlockStore, launch: Communicator) -> None:
+    """Write the table of an indexed address, and the JSON file that names its snapshot. All ranks
+    of the launch must call this function. Raises: DataError, CacheError."""
+    path = table_path(cache, indexed)
     num_documents = store.snapshot.sources[0].rows
-    with shared_array(table_path(cache, indexed), num_documents, launch) as write:
+    with shared_array(path, num_documents, launch) as write:
         for first, lengths, _ in count_documents(
             store, *share_of(store.snapshot, launch.rank, launch.size)
         ):
-            if address.append_eod is not None:
+            if indexed.append_eod is not None:
                 lengths += lengths > 0
             if lengths.max(initial=0) > _MAX_TOKENS:
                 raise UnsupportedFileError(
-                    address.pattern,
+                    indexed.pattern,
                     f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, but "
                     f"Megatron supports at most {_MAX_TOKENS:,}; split the document",
                 )
             write(first, lengths.astype(np.int32))
     if launch.rank == 0:
-        pin = {"address": str(address), "index": report.digest, "documents": num_documents}
-        pin["checksum"] = checksum(table_path(cache, indexed))
-        replace_file(_pin(cache, address), json.dumps(pin, indent=1).encode())
+        address = str(dataclasses.replace(indexed, index=None))
+        pin = {"address": address, "index": indexed.index, "documents": num_documents}
+        pin["checksum"] = checksum(path)
+        replace_file(_pin(cache, indexed), json.dumps(pin, indent=1).encode())
     launch.barrier()
-    return indexed
+
+
+def _changed(damage: str, cache: str, known: Address) -> CacheError:
+    """Return the error that what is damaged cannot be built again."""
+    return CacheError(
+        f"{damage}; it cannot be built again, since the files of {known.pattern} have changed: restore them, or "
+        f"remove {_pin(cache, known)} to index them as they are now, which gives other samples"
+    )
 
 
 def _repair_index(cache: str, known: Address, launch: Communicator, storage: Storage) -> None:
@@ -119,10 +150,7 @@ def _repair_index(cache: str, known: Address, launch: Communicator, storage: Sto
     specs = launch.bcast(specs)
     report = build_index(store, specs, launch=launch, storage=storage)
     if report.digest != known.index:
-        raise CacheError(
-            f"{damage}; it cannot be built again, since the files of {known.pattern} have changed: restore them, or "
-            f"remove {_pin(cache, known)} to index them as they are now, which gives other samples"
-        )
+        raise _changed(damage, cache, known)
     if launch.rank == 0:
         LOG.warning("%s; the index was built again", damage)
 
@@ -172,21 +200,34 @@ def table_path(cache: str, address: Address) -> Path:
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 
-def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | None:
-    """Return the address with the digest of its index snapshot; None if it has not been indexed, if
-    its table is missing, or (with `check`) if its table is damaged."""
+def _pinned(cache: str, address: Address) -> Address | None:
+    """Return the address with the digest of its index snapshot; None if it has not been indexed, or
+    if its table is missing."""
+    indexed, _ = _read_pin(cache, address)
+    return indexed if indexed is not None and table_path(cache, indexed).is_file() else None
+
+
+def _find_table(cache: str, address: Address) -> tuple[Address | None, bool]:
+    """Return the address with the digest of its index snapshot, or None if it has not been indexed;
+    and whether its table is intact."""
+    indexed, expected = _read_pin(cache, address)
+    if indexed is None:
+        return None, False
+    path = table_path(cache, indexed)
+    try:
+        return indexed, path.is_file() and (expected is None or expected == checksum(path))
+    except CacheError:  # the table cannot be read
+        return indexed, False
+
+
+def _read_pin(cache: str, address: Address) -> tuple[Address | None, str | None]:
+    """Return the address with the digest of its index snapshot, and the checksum of its table, if
+    they are known."""
     try:
         pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))
-        indexed = dataclasses.replace(address, index=pin["index"])
+        return dataclasses.replace(address, index=pin["index"]), pin.get("checksum")
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    path = table_path(cache, indexed)
-    expected = pin.get("checksum")
-    try:
-        is_intact = path.is_file() and (not check or expected is None or expected == checksum(path))
-    except CacheError:
-        is_intact = False  # the table cannot be read
-    return indexed if is_intact else None
+        return None, None
 
 
 def _pin(cache: str, address: Address) -> Path:

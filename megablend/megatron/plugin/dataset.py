@@ -87,9 +87,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         if address.format == PAIR:
             return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)), storage)
         num_tables = len(data_path_entries(config)) - len(pairs_of(config))
-        return TableDocuments(
-            cache, pinned_address(cache, dataset_path), config.memory // num_tables, storage
-        )
+        memory = config.memory // num_tables
+        try:
+            return TableDocuments(cache, pinned_address(cache, dataset_path), memory, storage)
+        except DamagedCacheError as error:
+            raise _with_remedy(error) from error
 
     def __len__(self) -> int:
         return len(self._arrays.samples) - 1
@@ -120,10 +122,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             problem = error.problem.replace(CHANGED_REMEDY, remedy)
             raise type(error)(error.path, problem, offset=error.offset) from error
         except DamagedCacheError as error:
-            raise DamagedCacheError(
-                f"{error.problem}; remove the folder of this index or table, and restart the job, which builds it again",
-                error.problem,
-            ) from error
+            raise _with_remedy(error) from error
         if self._reads_fast is None and idx is not None:
             fast = _read_fast([(self, [idx])]) if self._can_read_fast() else None
             self._reads_fast = fast is not None and _are_same(fast[0], expected)
@@ -234,6 +233,15 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
             dicts = [member for dataset, own in parts for member in dataset.__getitems__(own)]
         by_position = dict(zip(chain.from_iterable(positions.values()), dicts, strict=True))
         return [{"dataset_id": number, **by_position[k]} for k, number in enumerate(numbers)]
+
+
+def _with_remedy(error: DamagedCacheError) -> DamagedCacheError:
+    """Return the error with what a job of the plugin can do, instead of the usual remedy, which
+    presumes a config of megablend."""
+    return DamagedCacheError(
+        f"{error.problem}; remove the folder of this index or table, and restart the job, which builds it again",
+        error.problem,
+    )
 
 
 def _read_fast(

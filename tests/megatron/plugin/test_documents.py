@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,32 @@ def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
         build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE).index
         != first.index
     )
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"x")])
+def test_a_damaged_table_is_built_again_of_the_same_files(
+    tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    """Also if its index is missing; a file that was added since would give other samples."""
+    word = write_word(tmp_path / "data", "arrow", DOCUMENTS)
+    cache = str(tmp_path / "cache")
+    first = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
+    path = table_path(cache, first)
+    whole = path.read_bytes()
+    shutil.copy(tmp_path / "data" / "0.arrow", tmp_path / "data" / "added.arrow")
+    index = tmp_path / "cache" / "megablend" / "generations" / str(first.index)
+    for is_indexed in (True, False):
+        damage(path)
+        if not is_indexed:
+            (index / "blocks.arrow").unlink()
+        again = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
+        assert again == first
+        assert path.read_bytes() == whole
+    damage(path)
+    write_word(tmp_path / "data", "arrow", draw_documents(2))
+    says = r"\.npy: is missing or damaged; it cannot be built again, since the files of .* have changed: restore"
+    with pytest.raises(CacheError, match=says):
+        build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
 
 
 def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:

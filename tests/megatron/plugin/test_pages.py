@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from collections.abc import Callable
@@ -241,6 +242,26 @@ def test_damage_that_a_sample_meets_is_told_with_what_a_job_can_do(
     with pytest.raises(DamagedCacheError, match=says):
         read_train(config)
     shutil.rmtree(tmp_path / "cache" / "megablend" / "generations")
+    assert read_train(config) == before
+
+
+def test_damage_that_a_dataset_meets_when_it_is_opened_is_told_so_too(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """A table of the right size, which is no Arrow file: a blend's datasets are opened with their first samples."""
+    config = plugin_config(tmp_path / "cache", **options(words, order="megatron"))
+    before = read_train(config)
+    shutil.copytree(tmp_path / "cache", tmp_path / "copy")
+    config = plugin_config(tmp_path / "copy", **options(words, order="megatron"))
+    for path in (tmp_path / "copy" / "megablend" / "generations").glob("*/blocks.arrow"):
+        # The first dataset is opened at once
+        (source,) = json.loads(path.with_name("manifest.json").read_text())["sources"]
+        if source["format"] == "arrow":
+            path.write_bytes(bytes(path.stat().st_size))
+    says = "; remove the folder of this index or table, and restart the job, which builds it again"
+    with pytest.raises(DamagedCacheError, match=says):
+        read_train(config)
+    shutil.rmtree(tmp_path / "copy" / "megablend" / "generations")
     assert read_train(config) == before
 
 
