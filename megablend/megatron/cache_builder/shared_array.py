@@ -46,6 +46,7 @@ def shared_array(
                     empty.truncate(len(header) + 4 * count)
             launch.barrier()
             with open_part(temporary) as file:
+                launch.barrier()  # a rank that fails removes the file, which the others must have open
 
                 def write(first: int, values: Array) -> None:
                     file.seek(len(header) + 4 * first)
