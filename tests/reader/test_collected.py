@@ -147,8 +147,12 @@ def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> N
     assert len(pipeline._waiting) == 1  # it starts nothing more
 
 
-def test_a_dataset_that_nobody_has_closes_its_files_at_once(config: dict[str, Any]) -> None:
+def test_a_dataset_that_nobody_has_closes_its_files_at_once(tmp_path: Path) -> None:
     """Without the garbage collector: nothing refers to it in a cycle."""
+    # So many blocks that their table is mapped
+    source = write_source(tmp_path, 0, "megatron", documents(0, 4000, 60, seed=4)) | {"weight": 1}
+    config = make_config(tmp_path, [source], samples=240)
+    megablend.build(config)
     index = str(Path(config["cache"]) / "generations")
     megablend.open(config)[0]  # numba keeps the frames in which it compiles
     gc.collect()

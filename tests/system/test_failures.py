@@ -62,7 +62,8 @@ def test_shared_memory_that_is_not_there() -> None:
         raise RuntimeError(error)
 
 
-def test_shared_memory_for_which_there_are_too_few_files() -> None:
+def test_shared_memory_for_which_there_are_too_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
     says = r"^x: a worker's batch cannot be shared \(Too many open files: .*\); raise the limit of"
     error = "unable to open shared memory object </torch_1> in read-write mode: Too many open files (24)"
     with pytest.raises(ResourceError, match=says), translating("x"):

@@ -151,7 +151,8 @@ def test_needs_of_before_the_nodes_met_are_told(
             await until(is_told)
             assert kept == own.pages.blocks.tolist()
 
-    with FaultySource({"d/0": bytes(40 << 20)}) as source:
+    # So many pieces that each node is the home of some, whatever its port
+    with FaultySource({"d/0": bytes(120 << 20)}) as source:
         asyncio.run(run())
 
 
