@@ -257,7 +257,7 @@ class EpochsBuilder:
             return [
                 segment
                 for segment, stop in zip(segments, stops, strict=True)
-                if segment.position < begun[source] and cursor[source] < min(stop, begun[source])
+                if max(segment.position, cursor[source]) < min(stop, begun[source])
             ]
 
         return self._lose_files(index, list_begun)
@@ -334,11 +334,14 @@ class EpochsBuilder:
             else:
                 start = self._find_next_epoch(source, int(begun[source]), index, whole=whole)
             begin = (added[0] if added else start).position
-            # The rest of an epoch that begins here stays: the sample that ends here may have its
-            # extra token in it
             is_rest = bool(lost[source] and _find_segment(segments, begin).withdrawn)
+            begins_here = [each for each in segments if each.position == begin and each.tokens]
             while segments and segments[-1].position >= begin + is_rest:
                 segments.pop()
+            # The first segment that begins here stays, even if no sample begins in it: the sample
+            # that ends here may have its extra token in it
+            if self._extra and not is_rest and 0 < begin == begun[source]:
+                segments += begins_here[:1]
             tokens = int(self._tokens[index][source])
             segments += [
                 *added,

@@ -19,7 +19,7 @@ from tests.behaviour.histories.checks import check_job
 from tests.behaviour.histories.draw import draw_stage, ease
 from tests.behaviour.histories.job import Job
 
-FOUND = (910261, 910387)
+FOUND = (910261, 910387, 897297)
 """Seeds that have found faults which have no shorter test of all that they show."""
 FIRST = 100 + int(os.environ.get("MEGABLEND_TEST_SEED", "0"))
 HISTORIES = int(os.environ.get("MEGABLEND_TEST_HISTORIES", "60"))
