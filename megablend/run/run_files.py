@@ -92,7 +92,7 @@ def list_late(run: Run) -> list[tuple[int, int]]:
             segments = run.plan.epochs.segments[source]
             ends = [*(after.position for after in segments[1:]), None]
             if any(
-                (end is None or end > read[source])
+                (end is None or end > max(read[source], segment.position))
                 and segment.snapshot in indices[:stage]
                 and blocks.loses_files(segment, indices[stage])
                 for segment, end in zip(segments, ends, strict=True)
