@@ -145,6 +145,7 @@ class LanePlan(LocatesMany):
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
         slots = (n - low) // self._lanes
+        # The formula takes a step for each lane and source, listing takes one for each sample
         if (slots > 2 * len(self._tree.sources) and n - low > LISTED) or n - low > MAX_LISTED:
             counts[self._tree.sources] += self._count_slots(low // self._cycle_samples, slots)
             low += slots * self._lanes

@@ -152,8 +152,8 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Memory-map a table with the given schema. Raises: CacheError if it is damaged, or cannot be
-    read."""
+    """Open a table with the given schema; see `map_file`. Raises: CacheError if it is damaged, or
+    cannot be read."""
     with reading(path), open_regular(path) as file:
         data = map_file(file)
     return parse_batch(path, pa.py_buffer(data), schema)
