@@ -334,13 +334,12 @@ class EpochsBuilder:
             else:
                 start = self._find_next_epoch(source, int(begun[source]), index, whole=whole)
             begin = (added[0] if added else start).position
-            is_rest = bool(lost[source] and _find_segment(segments, begin).withdrawn)
             begins_here = [each for each in segments if each.position == begin and each.tokens]
-            while segments and segments[-1].position >= begin + is_rest:
+            while segments and segments[-1].position >= begin:
                 segments.pop()
             # The first segment that begins here stays, even if no sample begins in it: the sample
             # that ends here may have its extra token in it
-            if self._extra and not is_rest and 0 < begin == begun[source]:
+            if self._extra and 0 < begin == begun[source]:
                 segments += begins_here[:1]
             tokens = int(self._tokens[index][source])
             segments += [
