@@ -15,13 +15,21 @@ make_venv() {
         echo "$("$python" --version) is too old: 3.10 or newer is needed; name another: PYTHON=/path/to/python3 bash $0" >&2
         exit 1
     fi
-    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        echo "$python cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2
-        echo "Or name a Python that can: PYTHON=/path/to/python3 bash $0" >&2
-        exit 1
-    fi
     say "Virtual environment $folder"
-    [ -x "$folder/bin/pip" ] || "$python" -m venv "$folder"
+    if ! [ -x "$folder/bin/pip" ]; then
+        if "$python" -c 'import ensurepip' 2>/dev/null; then
+            "$python" -m venv "$folder"
+        elif "$python" -c 'import pip' 2>/dev/null; then
+            # Debian and Ubuntu keep ensurepip in a package of its own; their pip can install pip into an environment.
+            "$python" -m venv --without-pip "$folder"
+            PYTHONPATH=$("$python" -c 'import pip; print(pip.__path__[0] + "/..")') \
+                "$folder/bin/python" -m pip install --quiet --ignore-installed pip
+        else
+            echo "$python has no pip and no ensurepip. On Debian and Ubuntu: apt install python3-venv" >&2
+            echo "Or name a Python that has one: PYTHON=/path/to/python3 bash $0" >&2
+            exit 1
+        fi
+    fi
     export PATH="$PWD/$folder/bin:$PATH"
 }
 
