@@ -38,7 +38,7 @@ S = TypeVar("S", bound=Settings)
 class TlsFiles(Settings):
     """The PEM files with which nodes authenticate each other."""
 
-    expected: ClassVar = "paths under the keys certificate, key, ca"
+    expected: ClassVar[str] = "paths under the keys certificate, key, ca"
     certificate: LocalPath
     """This node's certificate."""
     key: LocalPath
@@ -53,7 +53,7 @@ Tls = Annotated[TlsFiles, BeforeValidator(partial(read_settings, TlsFiles))]
 class EtcdOptions(Settings):
     """The settings of etcd, through which nodes find each other."""
 
-    expected: ClassVar = "settings with `endpoints`, `nodes_expected`"
+    expected: ClassVar[str] = "settings with `endpoints`, `nodes_expected`"
     endpoints: Endpoints
     """URLs of the members of etcd."""
     nodes_expected: Annotated[int, BeforeValidator(partial(parse_whole, unit="nodes"))]
@@ -74,7 +74,7 @@ class EtcdOptions(Settings):
 class MirrorOptions(Settings):
     """The settings of a mirror. Picklable and hashable."""
 
-    expected: ClassVar = "a folder, or settings with `folder`"
+    expected: ClassVar[str] = "a folder, or settings with `folder`"
     folder: LocalPath
     """A folder on a local disk for this mirror alone; an absolute path."""
     size: MirrorSize | None = None

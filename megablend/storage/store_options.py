@@ -31,7 +31,7 @@ class StoreOptions(Settings):
     """The settings for accessing and reading a store. They include no credentials, which come from
     the environment."""
 
-    expected: ClassVar = "settings such as `endpoint: https://...`"
+    expected: ClassVar[str] = "settings such as `endpoint: https://...`"
     endpoint: _Server | None = None
     """The URL of a server that speaks the store's protocol, without the bucket."""
     region: Annotated[str, BeforeValidator(_parse_region)] | None = None
