@@ -39,7 +39,7 @@ class Ledger:
         if stored_digests is not None:
             object.__setattr__(self, "digests", stored_digests)
 
-    @property
+    @cached_property
     def ends(self) -> tuple[int, ...]:
         """The sample number at which each stage ends, or was cut."""
         return tuple(stage.stop for stage in self.stages)
@@ -75,10 +75,8 @@ class Ledger:
 
     def stage_at(self, sample: int) -> Stage:
         """Return the stage that contains a sample; the last stage for samples beyond the run."""
-        for stage in self.stages:
-            if sample < stage.stop:
-                return stage
-        return self.stages[-1]
+        number = bisect_right(self.ends, sample)
+        return self.stages[min(number, len(self.stages) - 1)]
 
     @property
     def indices(self) -> tuple[str, ...]:
