@@ -11,7 +11,11 @@ say "Style and types"
 env -u PYTHONDONTWRITEBYTECODE python -m pytest -m "not slow" --collect-only --quiet "$@" >/dev/null 2>&1 &
 ruff check
 ruff format --check
-mypy megablend tests tools
+if python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    mypy megablend tests tools
+else
+    echo "Types are not checked on Python 3.10: the last numpy for it declares others than the one they are checked with"
+fi
 wait
 
 say "Tests"
