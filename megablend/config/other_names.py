@@ -80,7 +80,7 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
     if meant in known:
         return f"did you mean {meant!r}?"
     if meant in keys_of_sources:
-        return f"each source has its own `{meant}`"
+        return f"each source has its own `{meant}`, below `sources`"
     if spelled in _SET_ELSEWHERE:
         return _SET_ELSEWHERE[spelled]
     # A high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more

@@ -196,7 +196,7 @@ test_what_the_config_shows = table(
            weights(1)),  # huggingface/datasets#4893
     config("a key of Streaming", {"s0": {"repeat": 2}}, "repeat: unknown key; did you mean 'epochs'?",
            {**EPOCHS, "s0": {"weight": None, "epochs": 2}}),  # mosaicml/streaming#342
-    config("weights apart from the sources", {"weights": [6, 3, 1]}, "weights: unknown key; each source has its own `weight`",
+    config("weights apart from the sources", {"weights": [6, 3, 1]}, "each source has its own `weight`, below `sources`",
            {"weights": None, **weights(6, 3, 1)}),  # NVIDIA/Megatron-LM#547
     config("a blend as Megatron's argument has it", {"sources": ["0.3", "a", "0.7", "b"]},
            "found '0.3', expected keys such as name, path and weight", {"sources": [WEB]}),  # NVIDIA-NeMo/Megatron-Bridge#117
