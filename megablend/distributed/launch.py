@@ -62,10 +62,13 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
     Slurm's variables are used only inside a job step (SLURM_STEP_ID), since batch scripts have them
     too. They are checked last, since mpirun is often run in a shell that is itself a step of one
-    task.
+    task. torchrun, which srun or mpirun often start on each machine, is nearer than both; its
+    processes are not those of an MPI launcher.
 
     Raises: LaunchError if the number of processes in a variable is not an integer.
     """
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return None
     sizes = _SIZE_VARIABLES | (_SLURM_VARIABLES if "SLURM_STEP_ID" in environ else {})
     for variable, by in sizes.items():
         if variable in environ:
@@ -112,11 +115,12 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
             "'megablend[mpi]'`) or together with MPICH (`pip install 'megablend[mpich]'`), or start a single process"
         ) from error
     library = mpi.library()
-    if started.variable == _OPEN_MPI and any(name in library for name in _OTHER_LIBRARIES):
-        raise LaunchError(f"{started} but {_bound_to(library)}")
+    is_other = started.variable == _OPEN_MPI and any(name in library for name in _OTHER_LIBRARIES)
+    if is_other or ("PMIX_NAMESPACE" in environ and mpi.lacks_pmix()):
+        raise LaunchError(f"{started} but {_say_needs(library, environ)}")
     launch = mpi.MpiLaunch()
     if launch.size < started.size or (started.exact and launch.size != started.size):
-        raise LaunchError(f"{started} but MPI sees {launch.size}: {_bound_to(library)}")
+        raise LaunchError(f"{started} but MPI sees {launch.size}: {_say_needs(library, environ)}")
     return launch
 
 
@@ -129,9 +133,15 @@ def _is_open(file: str | None) -> bool:
         return False
 
 
-def _bound_to(library: str) -> str:
-    """Return the part of an error message that says that mpi4py and the launcher use different MPI
-    libraries, and how to fix that."""
+def _say_needs(library: str, environ: Mapping[str, str]) -> str:
+    """Return the part of an error message that says that mpi4py's MPI library cannot use the
+    launcher, and how to fix that."""
+    if "SLURM_STEP_ID" in environ:
+        kind = "pmix" if library.startswith("Open MPI") else "pmi2"
+        return (
+            f"mpi4py's MPI library ({library}) needs `srun --mpi={kind}` (`srun --mpi=list` says whether this Slurm has it) "
+            "or that library's own mpirun"
+        )
     return (
         f"mpi4py is bound to another MPI library ({library}); start the job with that library's own mpirun, or reinstall "
         f"mpi4py for the launcher's library ({_REINSTALL})"

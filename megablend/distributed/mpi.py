@@ -39,7 +39,14 @@ _POST_TAG = 1
 def library() -> str:
     """Return the name and the version of the MPI library that mpi4py is bound to. MPI need not be
     initialised."""
-    return " ".join(MPI.Get_library_version().split("\n")[0].split())
+    return " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].split())
+
+
+def lacks_pmix() -> bool:
+    """Return whether the MPI library is an MPICH that was built without PMIx. Under a PMIx launcher,
+    initialising it ends the process."""
+    version = MPI.Get_library_version()
+    return version.startswith("MPICH Version") and "pmix" not in version
 
 
 class MpiLaunch:

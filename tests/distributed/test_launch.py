@@ -38,7 +38,14 @@ def test_the_launcher_that_is_nearest_counts(
 
 
 @pytest.mark.parametrize(
-    "environ", [{}, {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, {"PMI_SIZE": "1"}]
+    "environ",
+    [
+        {},
+        {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"},
+        {"PMI_SIZE": "1"},
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "TORCHELASTIC_RUN_ID": "x"},
+        {"PMI_SIZE": "2", "PMI_FD": "99999", "TORCHELASTIC_RUN_ID": "x"},
+    ],
 )
 def test_a_shell_or_a_batch_script_or_one_rank_is_one_process(environ: dict[str, str]) -> None:
     assert isinstance(detect(environ), SingleProcess)
@@ -101,6 +108,25 @@ def test_a_launcher_of_another_mpi_is_refused(variable: str, problem: str) -> No
     assert result.returncode != 0
     expected = f"started 4 processes ({variable}) but {problem}mpi4py is bound to another MPI library (MPICH"
     assert expected in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({}, "but MPI sees 1: "),
+        ({"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.1.0"}, "but "),
+    ],
+)
+def test_srun_without_what_the_mpi_library_needs_is_refused(
+    variables: dict[str, str], problem: str
+) -> None:
+    """As `srun --mpi=none` and `srun --mpi=pmix` start a process whose MPI library is MPICH without PMIx."""
+    check = "from megablend.distributed.launch import detect; detect()"
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
+    result = run([*driver(0)[:1], "-c", check], **step, **variables)
+    expected = f"srun started 4 processes (SLURM_STEP_NUM_TASKS) {problem}mpi4py's MPI library (MPICH Version: "
+    assert expected in result.stderr
+    assert "needs `srun --mpi=pmi2` (" in result.stderr
 
 
 def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ def test_all_ranks_share_the_work(config: Path) -> None:
     assert len(megablend.open(config)) == 64
 
 
+def test_torchrun_that_srun_started_on_each_node(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes are those of torchrun, whatever the tasks of the step are: the common way to train under Slurm."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    done = torchrun("-m", "megablend", "build", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run 'default' is new: 64 samples") == 1
+
+
 def test_a_restarted_job_meets_again(config: Path) -> None:
     done = torchrun(WORKER, "restart", config, restarts=1)
     assert done.returncode == 0, done.stderr
