@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -173,6 +174,8 @@ def ask_node(what: str, kind: str, about: Any = None, *, starts: Starts = Starts
         raise ConfigError(
             f"{problem}\ngive a mirror's folder, or a config whose mirror a job or `megablend node run` has started"
         ) from None
+    if kind == "REMOVE":  # a process that is started for this needs no other nodes
+        options = options.alone()
     agreed = options.alone() if starts is Starts.UNLESS_ALIKE else None
     may_start = starts is not Starts.NEVER
     try:
@@ -269,21 +272,24 @@ def _print_checked(found: dict[str, Any]) -> None:
 
 
 def _print_would_fill(filled: dict[str, int]) -> None:
-    """Print how much a fill would fetch."""
+    """Print how much a fill would fetch on this machine."""
+    machine = socket.gethostname()
     print_line(
-        f"would fetch {format_gb(filled['missing'])} of this node's share of {format_gb(filled['needed'])}"
+        f"{machine}: would fetch {format_gb(filled['missing'])} of its share of {format_gb(filled['needed'])}"
     )
 
 
 def _print_filled(filled: dict[str, int]) -> None:
-    """Print how much of its share a node holds, and where it was fetched from."""
+    """Print how much of its share this machine holds, and where it was fetched from. The lines of
+    several machines often go to one log."""
+    machine = socket.gethostname()
     held = filled["needed"] - filled["refused"]
-    print_line(f"holds {format_gb(held)} of its share of {format_gb(filled['needed'])}")
+    print_line(f"{machine}: holds {format_gb(held)} of its share of {format_gb(filled['needed'])}")
     print_line(
-        f"fetched from the source: {format_gb(filled['source'])}, from other nodes: {format_gb(filled['peers'])}"
+        f"{machine}: fetched from the source: {format_gb(filled['source'])}, from other nodes: {format_gb(filled['peers'])}"
     )
     if filled["refused"]:
-        print_line("there is no room for the rest: raise `mirror.size`, or free space")
+        print_line(f"{machine}: there is no room for the rest: raise `mirror.size`, or free space")
 
 
 def print_compared(found: dict[str, Any], kind: str = "blocks") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -148,7 +149,7 @@ def test_commands_tell_of_the_nodes(tmp_path: Path) -> None:
         done = run("node", "check", path)
         assert (done.returncode, done.stdout) == (0, "2 nodes: all reach one another\n")
         assert ", one of 2 nodes\n" in run("node", "status", path).stdout
-        assert " of its share of " in run("node", "fill", path).stdout
+        assert f"{socket.gethostname()}: holds " in run("node", "fill", path).stdout
         assert "would fetch 0.000 GB" in run("node", "fill", path, "--dry-run").stdout
         kill_node(tmp_path / "node1")
         done = run("node", "check", path)
@@ -156,6 +157,22 @@ def test_commands_tell_of_the_nodes(tmp_path: Path) -> None:
         other = settings[1]["advertise"]
         assert f"cannot reach {other}: " in done.stdout
         assert f", one of 2 nodes; unreachable: {other}\n" in run("node", "status", path).stdout
+
+
+def test_a_mirror_of_a_slurm_job_is_removed_outside_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is left, and nothing says here which machines the job had."""
+    with FaultySource({}) as source, cluster(tmp_path, source, 1) as settings:
+        _, remote = make_configs(tmp_path, source, {})
+        megablend.build(with_mirror(remote, settings[0]))
+        kill_node(tmp_path / "node0")
+        monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(with_mirror(remote, settings[0] | {"nodes": "slurm"})))
+        done = run("node", "remove", path)
+        assert (done.returncode, done.stdout[:8]) == (0, "deleted "), done.stderr
+        assert not (tmp_path / "node0").exists()
 
 
 def until(condition: Callable[[], bool], seconds: float = 100.0) -> None:

@@ -123,7 +123,7 @@ def _find_slurm_variable(environ: Mapping[str, str]) -> str:
             return name
     raise ConfigError(
         "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
-        "start the node process in a Slurm job (`srun megablend node run`), or list the nodes"
+        "run this in a Slurm job (salloc, sbatch or srun), or list the nodes"
     )
 
 

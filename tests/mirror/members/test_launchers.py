@@ -60,7 +60,11 @@ def test_a_steps_machines_before_the_jobs() -> None:
         (("a:0",), {}, r"found 'a:0', expected"),
         (("a:70000",), {}, r"found 'a:70000', expected"),
         (("http://a",), {}, r"found 'http://a', expected"),
-        ("slurm", {}, r"found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\nstart"),
+        (
+            "slurm",
+            {},
+            r"found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\nrun this in a Slurm job",
+        ),
         (
             "slurm",
             {"SLURM_JOB_NODELIST": "n[1-x]"},
