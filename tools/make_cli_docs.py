@@ -25,6 +25,8 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | 70 | a bug in megablend: please report it |
 | 130 | interrupted |
 
+Under `srun --mpi=pmi2`, Slurm ends all ranks by a signal after an error of one, and srun exits with 137.
+
 Every command takes `-v` (print what is done; `-vv` prints more), `-q` (print only errors) and `--log-level`. Progress, with the
 time that is left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once per node, by the first
 command that needs them, which prints a message. `build`, `index`, `megatron-cache` and `node fill` are run by all processes of a

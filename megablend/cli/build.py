@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import megablend
 from megablend.cli.options import as_json, command, finish, in_cache
 from megablend.cli.output import Column, print_first, print_line, print_lines, print_table
 from megablend.errors import ConfigError
@@ -116,12 +117,15 @@ def _run(
 
 
 def _check_alike(launch: Communicator, *, dry_run: bool) -> None:
-    """Check that `--dry-run` is given on all ranks or on none, since the other ranks would
-    otherwise wait forever. All ranks must call this function. Raises: ConfigError."""
+    """Check that all ranks run the same command of the same version, with `--dry-run` or without
+    it, since some would otherwise wait forever. All ranks must call this function. Raises: ConfigError."""
     from megablend.distributed.same_settings import check_same_settings
 
     try:
-        check_same_settings(launch, {"--dry-run": dry_run})
+        command = click.get_current_context().info_name
+        check_same_settings(
+            launch, {"command": command, "megablend": megablend.__version__, "--dry-run": dry_run}
+        )
     except ConfigError as error:
         launch.abort(error)
 

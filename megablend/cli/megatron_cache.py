@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import megablend
 from megablend.cli.options import Command, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
@@ -283,6 +284,7 @@ def megatron_cache(
             memory = None if max_memory is None else parse_bytes(max_memory)
             objects = load_storage_settings(storage_file).alone()
             alike = {name: flags[name] for name in flags if name != "data_cache_path"}
+            alike |= {"megablend": megablend.__version__}
             check_same_settings(job.world, alike | {"dry_run": dry_run, "shared_fs": shared_fs})
             if job.rank == 0:  # one rank builds the tokenizer, for all
                 request = request_of_flags(

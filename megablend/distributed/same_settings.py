@@ -77,4 +77,4 @@ def _describe_differences(all_settings: Sequence[Mapping[str, str]]) -> str:
                 f"{name} is {values[0]:.100} on rank 0, {values[other]:.100} on rank {other}"
             )
     named = "; ".join(different[:_MAX_NAMED])
-    return f"the ranks have different settings: {named}; start all ranks with the same config and flags"
+    return f"the ranks have different settings: {named}; start all ranks with the same config, flags and version"

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import megablend
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.same_settings import check_same_settings
 from megablend.errors import ConfigError
@@ -23,6 +24,10 @@ from tests.megatron.meeting import on_ranks
 from tests.pairs import write_pair
 from tests.preloaded import python
 
+OTHER = (
+    "import megablend; megablend.__version__ = '0.0'; from megablend.cli.main import main; main()"
+)
+OTHER_VERSION = f"megablend is {megablend.__version__} on rank 0, 0.0 on rank 1; start all"
 SAME: dict[str, Any] = {
     "seed": 1,
     "sources": {"train": [{"name": "a", "weight": Fraction(1, 3), "path": ("/a", "/b")}]},
@@ -159,11 +164,18 @@ def test_a_rank_that_fails_between_two_phases(
 
 
 def launch_each(*commands: list[str], code: int = 2) -> str:
-    """What programs that start with one another, each on one rank, write to stderr; all exit with the same code."""
+    """What programs that start with one another, each on one rank, write to stderr; all exit with the same code.
+    A command is megablend's, or Python's with `-c`."""
     parts = [
         part
         for words in commands
-        for part in (":", "-n", "1", *python(), "-m", "megablend", *words)
+        for part in (
+            ":",
+            "-n",
+            "1",
+            *python(),
+            *(words if "-c" in words else ["-m", "megablend", *words]),
+        )
     ]
     done = subprocess.run(
         [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
@@ -190,6 +202,9 @@ def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> No
     same = ["build", str(tmp_path / "1.json")]
     found = launch_each(same, [*same, "--dry-run"])
     assert "--dry-run is False on rank 0, True on rank 1" in found
+    found = launch_each(same, ["index", *same[1:]])
+    assert "command is build on rank 0, index on rank 1" in found
+    assert OTHER_VERSION in launch_each(same, ["-c", OTHER, *same])
     assert not (tmp_path / "cache").exists()
     launch_each(*[["build", str(tmp_path / "1.json")]] * 3, code=0)
 
@@ -200,9 +215,10 @@ def test_caches_of_megatron_that_mpirun_started_with_different_flags(tmp_path: P
     found = launch_each(
         *(["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", seed)] for seed in (1, 2))
     )
-    says = "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks with the same config and flags"
+    says = "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks with the same config"
     assert says in found
     same = ["megatron-cache", *flags(tmp_path / "cache", *data)]
     assert "dry_run is False on rank 0, True on rank 1" in launch_each(same, [*same, "--dry-run"])
+    assert OTHER_VERSION in launch_each(same, ["-c", OTHER, *same])
     assert not (tmp_path / "cache").exists()
     launch_each(*[["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", 1)]] * 2, code=0)
