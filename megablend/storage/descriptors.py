@@ -8,10 +8,14 @@ A descriptor belongs to a path and the file that it referred to when it was open
 records which file it opened at a path first (`OpenedFiles`), and only ever gets descriptors of that
 file: if the path refers to another file when it is opened again, that is an error. Readers of the
 old file and of the new one do not disturb each other.
+
+After a read has failed, no descriptor of the pool is used again: if a file system was mounted again,
+or its server restarted, its files can be read with new descriptors only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -21,12 +25,27 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 _MAX_DESCRIPTORS = 1 << 10
 """The default maximum number of descriptors that a pool keeps open."""
-FileIdentity: TypeAlias = tuple[int, int]
-"""The st_dev and st_ino of a file. They change if another file replaces it at the same path."""
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from another one that has replaced it at the same path."""
+
+    inode: tuple[int, int]
+    """The st_dev and st_ino of the file. Where they are the same, the file is the same."""
+    version: tuple[int, int, int]
+    """The size of the file, its st_mtime_ns and its st_ctime_ns. If they are the same but the inode
+    is not, it is still the same file: some file systems (sshfs, s3fs and others of FUSE, or any
+    that was mounted again) give a file another inode when it is opened again."""
+
+    def is_same(self, other: FileIdentity) -> bool:
+        """Return whether both identities are of the same file."""
+        return self.inode == other.inode or self.version == other.version
+
+
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
 """The identity of the file that a storage first opened at each path, by path."""
 
@@ -63,10 +82,11 @@ class _Descriptor:
         trace: TracebackType | None,
     ) -> None:
         with self.pool._lock:
+            closable = self.pool._evict_excess(0) if isinstance(error, OSError) else []
             self.holders -= 1
             is_unused = not self.is_pooled and not self.holders
-        if is_unused:
-            os.close(self.fd)
+        for each in (*closable, self) if is_unused else closable:
+            _close(each.fd)
 
 
 class DescriptorPool:
@@ -94,9 +114,9 @@ class DescriptorPool:
         """Change the capacity."""
         with self._lock:
             self.capacity = capacity
-            closable = self._evict_excess()
+            closable = self._evict_excess(self.capacity)
         for each in closable:
-            os.close(each.fd)
+            _close(each.fd)
 
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
         if not self._name:
@@ -130,26 +150,27 @@ class DescriptorPool:
                     return pooled
         fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
         identity = identity_of(os.fstat(fd))
-        if opened.setdefault(path, identity) != identity:
-            os.close(fd)
+        first = opened.setdefault(path, identity)
+        if not first.is_same(identity):
+            _close(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        key = (path, identity)
+        key = (path, first)
         new = _Descriptor(self, fd)
         with self._lock:
             # Another thread may have been faster, or another storage may have opened it
             pooled = self._pool.setdefault(key, new)
             self._pool.move_to_end(key)
             pooled.holders += 1
-            closable = self._evict_excess()
+            closable = self._evict_excess(self.capacity)
         for each in closable if pooled is new else [*closable, new]:
-            os.close(each.fd)
+            _close(each.fd)
         return pooled
 
-    def _evict_excess(self) -> list[_Descriptor]:
-        """Evict the least recently used descriptors until the pool is within its capacity. The
-        caller must hold the lock. Returns: the descriptors that the caller must close."""
+    def _evict_excess(self, capacity: int) -> list[_Descriptor]:
+        """Evict the least recently used descriptors until the pool is within a capacity. The caller
+        must hold the lock. Returns: the descriptors that the caller must close."""
         closable = list[_Descriptor]()
-        while len(self._pool) > self.capacity:
+        while len(self._pool) > capacity:
             _, evicted = self._pool.popitem(last=False)
             evicted.is_pooled = False
             if not evicted.holders:  # otherwise its last user closes it
@@ -159,7 +180,14 @@ class DescriptorPool:
 
 def identity_of(state: os.stat_result) -> FileIdentity:
     """Return the identity of a file, given its stat result."""
-    return state.st_dev, state.st_ino
+    version = state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    return FileIdentity((state.st_dev, state.st_ino), version)
+
+
+def _close(fd: int) -> None:
+    """Close a descriptor. A mount that is gone makes this fail, but the file was only read."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 _SHARED = {

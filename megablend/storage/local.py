@@ -106,7 +106,7 @@ class LocalStorage:
         state = _stat_file(path, self.opened)
         if self.opened:
             identity = identity_of(state)
-            if self.opened.get(path, identity) != identity:
+            if not self.opened.get(path, identity).is_same(identity):
                 raise replaced_error(path)
         return file_stat(state)
 

@@ -12,12 +12,19 @@ from collections.abc import Iterator
 from megablend.errors import REMOVE_REMEDY, ConfigError, MegablendError, ResourceError
 
 _ELSEWHERE = "use another folder"
+_UNMOUNTED = "the server of its file system has ended: mount it again, then try again"
+_LACKING = f"its file system lacks an operation that is needed: {_ELSEWHERE}"
 _REMEDIES = {
     errno.EACCES: f"check the permissions of the path, or {_ELSEWHERE}",
     errno.EPERM: f"check the permissions of the path, or {_ELSEWHERE}",
     errno.EROFS: f"make it writable, or {_ELSEWHERE}",
     errno.EIO: "the disk or the file server is failing: check it, then try again",
     errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if it happens again",
+    errno.ECONNABORTED: _UNMOUNTED,
+    errno.ENOTCONN: _UNMOUNTED,
+    errno.ETIMEDOUT: "the file server does not respond: check it, then try again",
+    errno.ENOSYS: _LACKING,
+    errno.EOPNOTSUPP: _LACKING,
     errno.ENOSPC: f"free disk space, or {_ELSEWHERE}",
     errno.EDQUOT: f"free space within your disk quota, or {_ELSEWHERE}",
     errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more memory",

@@ -12,6 +12,7 @@ reached through a symbolic link only if this user or root created the link.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 from pathlib import Path
@@ -63,6 +64,15 @@ def _open_descriptor(path: Path | str) -> tuple[int, int]:
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.ENXIO, "not a regular file (it is a pipe, socket or device)", str(path))
+
+
+def map_descriptor(fd: int, size: int = 0) -> mmap.mmap:
+    """Map a file, or its first `size` bytes, into memory to read it.
+
+    The mapping is private, because FUSE file systems with `direct_io` refuse shared ones. Processes
+    share its memory all the same. Raises: OSError; ValueError if the file is empty.
+    """
+    return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
 
 def open_again(path: Path | str, flags: int) -> int:

@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 from pathlib import Path
@@ -111,3 +112,69 @@ def test_a_smaller_pool_closes_what_was_used_least_recently(files: list[str]) ->
         with pool.borrow(path, opened):
             pass
     assert len(pool) == 3
+
+
+def change_inodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every open file has another inode, as on sshfs or s3fs; times and size are its own."""
+    fstat = os.fstat
+    inodes = iter(range(1 << 40, 1 << 41))
+
+    def fstat_changed(fd: int) -> os.stat_result:
+        found = fstat(fd)
+        fields = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+        return os.stat_result((found.st_mode, next(inodes), *found[2:]), fields)
+
+    monkeypatch.setattr(os, "fstat", fstat_changed)
+
+
+def test_a_file_that_gets_another_inode_is_still_the_same(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = DescriptorPool(capacity=1)
+    opened = OpenedFiles()
+    change_inodes(monkeypatch)
+    for path in [*files, *files]:
+        with pool.borrow(path, opened) as fd:
+            assert os.pread(fd, 1, 0) == bytes([files.index(path)])
+    other = Path(files[1] + ".new")
+    other.write_bytes(bytes(100))
+    os.utime(other, ns=(0, Path(files[1]).stat().st_mtime_ns))
+    other.replace(files[1])  # its size and the time of its content are the same
+    with pytest.raises(OSError, match="Stale"), pool.borrow(files[1], opened):
+        pass
+
+
+def test_after_a_failed_read_files_are_opened_again(files: list[str]) -> None:
+    pool = DescriptorPool(capacity=4)
+    opened = OpenedFiles()
+    with pool.borrow(files[1], opened) as other:
+        pass
+    with pool.borrow(files[0], opened) as held:
+        with pytest.raises(OSError, match="not connected"), pool.borrow(files[0], opened):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        assert len(pool) == 0
+        assert not is_open(other)
+        assert os.pread(held, 1, 0) == b"\0"  # another thread goes on with it
+    assert not is_open(held)
+    for path in files[:2]:
+        with pool.borrow(path, opened) as fd:
+            assert os.pread(fd, 1, 0) == bytes([files.index(path)])
+
+
+def test_a_descriptor_that_cannot_be_closed_fails_no_read(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the mount of an earlier file is gone."""
+    pool = DescriptorPool(capacity=1)
+    opened = OpenedFiles()
+    with pool.borrow(files[0], opened):
+        pass
+    close = os.close
+
+    def close_dead(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(os, "close", close_dead)
+    with pool.borrow(files[1], opened) as fd:
+        assert os.pread(fd, 1, 0) == b"\1"

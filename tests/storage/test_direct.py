@@ -71,6 +71,20 @@ def test_a_range_beyond_the_end_is_refused(path: str, storage: LocalStorage) -> 
         storage.read_ranges(path + "y", offsets, sizes, allocate)
 
 
+def test_reads_that_return_less_are_completed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on FUSE file systems with `direct_io`: a read may end before the file does, at any byte."""
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, offset: min(preadv(fd, buffers, offset), 1000)
+    )
+    monkeypatch.setattr("megablend.storage.direct.fill_ranges", lambda *given: range(len(given[1])))
+    offsets = np.array([5, 4096])
+    sizes = np.array([9000, len(CONTENT) - 4096])
+    out, begins = DirectStorage().read_ranges(path, offsets, sizes, allocate)
+    for offset, size, begin in zip(offsets, sizes, begins, strict=True):
+        assert out[begin : begin + size].tobytes() == CONTENT[offset : offset + size]
+
+
 def test_a_file_system_without_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,16 @@ from megablend.system.failures import remedy_of, translate, translating
 
 
 @pytest.mark.parametrize(
-    "number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM, errno.ENOSPC]
+    "number",
+    [
+        errno.EACCES,
+        errno.EIO,
+        errno.ENOTCONN,
+        errno.ESTALE,
+        errno.EMFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+    ],
 )
 def test_an_error_of_the_system_has_path_cause_and_remedy(number: int) -> None:
     with pytest.raises(ResourceError) as caught, translating("here"):

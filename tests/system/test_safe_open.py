@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megablend.system.safe_open import get_file_size, read_regular
+from megablend.system.safe_open import get_file_size, map_descriptor, read_regular
 
 
 def test_only_regular_files_have_a_size(tmp_path: Path) -> None:
@@ -58,3 +60,25 @@ def test_a_file_above_the_limit_is_refused(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "file", 3) == b"123"
     with pytest.raises(OSError, match="it has 3 bytes, expected at most 2"):
         read_regular(tmp_path / "file", 2)
+
+
+def test_a_file_is_mapped_where_mappings_cannot_be_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE file systems with `direct_io` refuse those that are (ENODEV)."""
+    asked: list[int] = []
+
+    real = mmap.mmap
+
+    def make(fd: int, size: int, flags: int = mmap.MAP_SHARED, **settings: Any) -> mmap.mmap:
+        asked.append(flags)
+        return real(fd, size, flags=flags, **settings)
+
+    monkeypatch.setattr(mmap, "mmap", make)
+    (tmp_path / "file").write_bytes(b"123")
+    with (tmp_path / "file").open("rb") as file:
+        mapped = map_descriptor(file.fileno())
+        assert bytes(map_descriptor(file.fileno(), 2)) == b"12"
+    assert bytes(mapped) == b"123"
+    assert memoryview(mapped).readonly
+    assert asked == [mmap.MAP_PRIVATE] * 2

@@ -14,7 +14,6 @@ single fragments. A build moves single fragments into a pack if there are many.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import threading
 import time
@@ -35,7 +34,7 @@ from megablend.index.build.fragments import PLAIN_FIELDS, Fragment, publish_frag
 from megablend.lazy import cached_property
 from megablend.system.atomic_write import replace_file, seal, unseal
 from megablend.system.digest import DIGEST_BYTES
-from megablend.system.safe_open import open_regular
+from megablend.system.safe_open import map_descriptor, open_regular
 
 MAGIC = b"megablend pack 1\n"
 LENGTH = struct.Struct("<Q")
@@ -84,7 +83,7 @@ class Pack:
         self.path = path
         try:
             with open_regular(path) as file:
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                data = memoryview(map_descriptor(file.fileno()))
         except (OSError, ValueError) as error:  # ValueError: an empty file
             raise CacheError(f"{path}: cannot be read ({error}); {REMOVE_REMEDY}") from error
         body = unseal(data)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from megablend.errors import DamagedCacheError
 from megablend.system.atomic_write import flush, reading
-from megablend.system.safe_open import open_regular
+from megablend.system.safe_open import map_descriptor, open_regular
 
 _SMALL_BYTES = 1 << 16
 """Tables of up to this size in bytes are read instead of mapped."""
@@ -138,7 +138,7 @@ class TableWriter:
         size = column.tell()
         if size > self._kept_bytes:
             column.flush()
-            return pa.py_buffer(mmap.mmap(column.fileno(), size, access=mmap.ACCESS_READ))
+            return pa.py_buffer(map_descriptor(column.fileno(), size))
         column.seek(0)
         return pa.py_buffer(column.read())
 
@@ -166,7 +166,7 @@ def map_file(file: BinaryIO) -> bytes | mmap.mmap:
     size = os.fstat(file.fileno()).st_size
     if size <= _SMALL_BYTES:
         return file.read(size)
-    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    return map_descriptor(file.fileno(), size)
 
 
 @lru_cache(maxsize=8)

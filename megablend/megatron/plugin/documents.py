@@ -3,7 +3,6 @@ GPTDataset and other code read documents."""
 
 from __future__ import annotations
 
-import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
 from megablend.storage.location import find_scheme
+from megablend.system.safe_open import map_descriptor
 
 
 class SequenceIndex:
@@ -254,7 +254,7 @@ class PairDocuments(Documents):
                     self.storage.read(path, 0, self.storage.stat(path).size), np.uint8
                 )
             else:
-                whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
+                whole = np.frombuffer(map_descriptor(fd), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
         pointers, rest = np.split(whole[self.pointers_start :], [8 * len(self)])
         return pointers.view("<i8"), rest[: 8 * header.num_boundaries].view("<i8")
