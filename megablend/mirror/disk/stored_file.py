@@ -127,6 +127,11 @@ class StoredFile:
         """
         begin = 0
         try:
+            # An extent for each block: btrfs frees an extent only when all of it has become a hole,
+            # and pages that are written together would share one
+            for part in by_block(pages):
+                for offset, size in self._list_ranges(part):
+                    self._calls.allocate(self._fd, offset, size)
             for offset, size in self._list_ranges(pages):
                 self._calls.write(self._fd, data[begin : begin + size], offset)
                 begin += size
