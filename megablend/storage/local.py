@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Container
 from concurrent.futures import Future
@@ -38,6 +39,8 @@ MAX_READS = 8
 """The maximum number of reads in flight; no disk is faster with more. LIMITS allows at most one
 read per CPU, since reads through the page cache also copy bytes. More reads would only take
 memory."""
+_INODES = re.compile(r"(?<=\b[0-9a-f]{16}-[0-9a-f]{16})-[0-9a-f]+\b")
+"""The inodes in etags of `file_stat`, after two times in nanoseconds since 1970."""
 LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
@@ -212,6 +215,13 @@ def file_stat(state: os.stat_result) -> FileStat:
     return FileStat(
         size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}"
     )
+
+
+def without_inodes(etags: str) -> str:
+    """Return the etag of a file, or those of several, without inodes. Some file systems (FUSE) give
+    a file another inode from time to time, and on each node. Etags of other storages stay as they
+    are."""
+    return _INODES.sub("", etags)
 
 
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:

@@ -18,6 +18,7 @@ from megablend.errors import (
     DataError,
     MissingFileError,
 )
+from megablend.storage.local import without_inodes
 from megablend.text.documents import REMEDY, BadDocument, Portion, count_bytes
 from megablend.text.engine import (
     Engine,
@@ -94,7 +95,8 @@ class Worker:
     def _check_unchanged(self, file: TextFile) -> None:
         """Check that the text has not changed since it was listed, perhaps by another rank. Raises:
         ChangedFileError, MissingFileError."""
-        if self._setup.storage.for_checking().stat(file.path).etag != file.etag:
+        etag = self._setup.storage.for_checking().stat(file.path).etag
+        if without_inodes(etag) != without_inodes(file.etag):
             raise ChangedFileError(
                 file.path, f"changed while it was being tokenised, {NOT_ONE_FILE}"
             )

@@ -30,6 +30,7 @@ from megablend.index.build.packs import Pack, Packed, PackWriter
 from megablend.index.build.source_spec import SourceFile, SourceSpec, stat_file
 from megablend.index.tables.file_versions import request_samples, sampled_content_digest
 from megablend.storage.base import Storage
+from megablend.storage.local import without_inodes
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
 
@@ -223,7 +224,8 @@ def _check_unchanged(work: FileTask, storage: Storage) -> None:
     """Check that the file is still the one that was listed, perhaps by another rank. Raises:
     ChangedFileError, MissingFileError."""
     paths = work.column.kind.files(work.file.path)
-    if stat_file(paths, work.column.root, storage).etag != work.file.etag:
+    etag = stat_file(paths, work.column.root, storage).etag
+    if without_inodes(etag) != without_inodes(work.file.etag):
         raise ChangedFileError(work.file.path, _CHANGED)
 
 
