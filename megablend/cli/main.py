@@ -95,7 +95,7 @@ def main() -> NoReturn:
         _say("interrupted")
         _end(KeyboardInterrupt())
     except BrokenPipeError:  # the reader of stdout has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
         sys.exit(1)
     except Exception as error:
         translated = translate(error, f"`megablend {' '.join(sys.argv[1:3])}`")
@@ -138,7 +138,18 @@ def _end(error: BaseException) -> NoReturn:
     cause = error.__cause__
     for report in on_failure:
         report(error, cause.rank if isinstance(cause, RankError) else None)
+    _drop_unwritten()
     sys.exit(exit_code(error))
+
+
+def _drop_unwritten() -> None:
+    """Drop what the standard streams cannot write. Otherwise Python tries once more when it ends,
+    reports that on stderr, and exits with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # noqa: PERF203  # of two streams
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(error: BaseException, rank: int | None) -> None:

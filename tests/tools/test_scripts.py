@@ -1,6 +1,5 @@
 """The shell scripts say what is missing on a machine before they change anything."""
 
-import ensurepip
 import os
 import subprocess
 import sys
@@ -55,6 +54,7 @@ def test_an_environment_is_made_by_pip_where_ensurepip_is_a_package_of_its_own(
         'set -euo pipefail\nsource "$(dirname "$0")/common.sh"\nmake_venv made\npip --version\n'
     )
     (tmp_path / "source" / "common.sh").write_bytes((TOOLS / "common.sh").read_bytes())
+    ensurepip = pytest.importorskip("ensurepip")
     wheels = Path(ensurepip.__file__).parent / "_bundled"
     result = run_with_python(
         tmp_path,

@@ -79,6 +79,10 @@ class Database:
             self._connection.close()
             self._connection = None
 
+    def __del__(self) -> None:
+        """Close the connection: Python 3.13 warns of those that are dropped open."""
+        self.close()
+
     def remove(self) -> None:
         """Close the connection, and delete the files of the database."""
         self.close()

@@ -26,6 +26,7 @@ from megablend.mirror.node.frames import PROTOCOL
 from megablend.storage.mirror_options import MirrorOptions, TlsFiles
 from megablend.system.log import LOG
 from megablend.system.safe_open import open_regular
+from megablend.system.tls import make_tls_context
 
 SESSION = "Megablend-Session"
 """The header of requests and answers that contains the session of the server."""
@@ -104,8 +105,8 @@ def make_contexts(tls: TlsFiles | None) -> tuple[ssl.SSLContext, ssl.SSLContext]
         return None
     read_private("tls: key", tls.key)
     try:
-        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
-        client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
+        server = make_tls_context(ssl.Purpose.CLIENT_AUTH, tls.ca)
+        client = make_tls_context(ssl.Purpose.SERVER_AUTH, tls.ca)
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.verify_mode = ssl.CERT_REQUIRED

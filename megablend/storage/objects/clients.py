@@ -29,6 +29,7 @@ from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.store_options import StoreOptions
 from megablend.storage.transfer import RequestCount
 from megablend.system.after_fork import ProcessLock
+from megablend.system.tls import make_tls_context
 
 _PLAIN = "/!$&'()*+,;=:@[]^|~"
 """Characters of keys that the client does not percent-encode in URLs."""
@@ -182,7 +183,7 @@ def _make_sockets(
         return f"{address.root}/{quote(key, safe=_PLAIN)}{f'?{query}' if query else ''}"
 
     def make_tls() -> ssl.SSLContext:
-        context = ssl.create_default_context()
+        context = make_tls_context()
         ca_file = find_ca_file(address, options)
         if ca_file is not None:
             context.load_verify_locations(Path(ca_file).expanduser())

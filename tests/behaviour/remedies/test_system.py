@@ -82,6 +82,7 @@ class Closed(NamedTuple):
 
 
 def copy_readable(source: str, target: str) -> None:
+    Path(source).chmod(0o600)
     Path(target).write_bytes(Path(source).read_bytes())
 
 

@@ -15,6 +15,7 @@ from megablend.errors import ConfigError
 from megablend.mirror.members.etcd import Etcd, EtcdAwayError
 from megablend.mirror.peers.signing import make_contexts
 from megablend.storage.mirror_options import TlsFiles
+from megablend.system.tls import make_tls_context
 from tests.mirror.catalog.test_cluster_datasets import keys, services
 from tests.mirror.catalog.test_datasets import MIXED, check_folder, make_files
 from tests.mirror.etcd import EtcdServer
@@ -61,7 +62,7 @@ def test_who_is_refused(
     other = Authority(tmp_path / "others").issue("IP:127.0.0.1", subject="/")
     # It trusts etcd, which does not trust it
     foreign = make_client(other.model_copy(update={"ca": files.ca}))
-    nobody = ssl.create_default_context(cafile=files.ca)
+    nobody = make_tls_context(ca_file=files.ca)
     about: dict[str, Any] = {"user": "node", "password": "canary-8141"}
     for context, reason in [
         (make_client(other), "(?i)certificate verify failed"),

@@ -30,6 +30,7 @@ from megablend.mirror.peers.signing import (
     read_secret,
 )
 from megablend.storage.mirror_options import MirrorOptions, TlsFiles
+from megablend.system.tls import make_tls_context
 
 SECRET = b"0123456789abcdef"
 PATH = "/v1/blocks?n=1"
@@ -382,7 +383,7 @@ def test_certificates_of_one_authority(authorities: tuple[Authority, Authority])
     server, client = make_pair(ours.issue("IP:127.0.0.1"))
     assert asyncio.run(get(server, client)) == "pages"
     foreign_server, foreign_client = make_pair(others.issue("IP:127.0.0.1"))
-    trusting = ssl.create_default_context(cafile=str(ours.ca))
+    trusting = make_tls_context(ca_file=str(ours.ca))
     misnamed, _ = make_pair(ours.issue("IP:127.0.0.2", "DNS:localhost"))
     for refusing, asking, reason in [
         (foreign_server, client, "certificate verify failed"),

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import http.client
 import json
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -93,6 +94,8 @@ def web(folder: Path, files: dict[str, bytes], **settings: Any) -> Iterator[Web]
 
 
 def curl(*args: object) -> subprocess.CompletedProcess[bytes]:
+    if shutil.which("curl") is None:
+        pytest.skip("needs the command curl: what other programs read is not tried")
     return subprocess.run(
         ["curl", "--silent", "--show-error", "--fail", "--path-as-is", *map(str, args)],
         capture_output=True,
@@ -595,6 +598,7 @@ def test_what_is_damaged_is_got_again_or_refused(tmp_path: Path) -> None:
         path = f"/v1/data/corpus/{revision}/a.bin"
         assert served.get(path) == files["d/a.bin"]
         (copy,) = (served.node.folder / "files").rglob("*.data")
+        copy.chmod(0o600)
         with copy.open("r+b") as file:
             file.seek(MB + 5)
             file.write(b"wrong")
