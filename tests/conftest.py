@@ -36,16 +36,29 @@ os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
 
 
-class SkipWithoutTorch(MetaPathFinder):
-    """Skips the test, or the module of tests, that is the first to import torch."""
+class SkipWithout(MetaPathFinder):
+    """Skips the test, or the module of tests, that is the first to import a package."""
+
+    def __init__(self, **packages: str) -> None:
+        self.packages = packages
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name.partition(".")[0] in ("torch", "megatron"):
-            pytest.skip(f"{name} is not installed", allow_module_level=True)
+        reason = self.packages.get(name)
+        if reason is not None:
+            pytest.skip(f"{name} {reason}", allow_module_level=True)
+
+
+def has_compiled_megatron() -> bool:
+    """Whether megatron-core is installed with its compiled helpers: its wheels are of some versions of Python only."""
+    spec = importlib.util.find_spec("megatron")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return any(any(Path(folder).glob("core/datasets/helpers_cpp*.so")) for folder in folders)
 
 
 if importlib.util.find_spec("torch") is None:
-    sys.meta_path.append(SkipWithoutTorch())
+    sys.meta_path.append(SkipWithout(torch="is not installed", megatron="needs torch"))
+elif not has_compiled_megatron():
+    sys.meta_path.insert(0, SkipWithout(megatron="has no compiled helpers for this Python"))
 
 
 ROOMS = (

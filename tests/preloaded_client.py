@@ -1,5 +1,6 @@
 """Passes this process's arguments, environment, limits and open files to a server of `tests.preloaded`: SOCKET ARGUMENTS..."""
 
+import array  # noqa: F401  (`send_fds` imports it, when the limit of open files may be reached already)
 import os
 import resource
 import signal
