@@ -121,7 +121,8 @@ def change_inodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fstat_changed(fd: int) -> os.stat_result:
         found = fstat(fd)
-        fields = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+        more = ("st_atime", "st_mtime", "st_ctime", "st_atime_ns", "st_mtime_ns", "st_ctime_ns")
+        fields = {name: getattr(found, name) for name in (*more, "st_blksize", "st_blocks")}
         return os.stat_result((found.st_mode, next(inodes), *found[2:]), fields)
 
     monkeypatch.setattr(os, "fstat", fstat_changed)

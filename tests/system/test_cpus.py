@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-
-from tests.preloaded import python
+import sys
 
 
 def test_a_process_that_is_bound_to_a_cpu_counts_one() -> None:
@@ -15,7 +14,7 @@ def test_a_process_that_is_bound_to_a_cpu_counts_one() -> None:
         "print(count_cpus(), LIMITS.max_reads)"
     )
     done = subprocess.run(
-        [*python(), "-c", script], capture_output=True, text=True, timeout=500, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True
     )
     assert done.stdout.split() == ["1", "1"]
 

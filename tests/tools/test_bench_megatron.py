@@ -93,6 +93,7 @@ def test_a_whole_build_races_against_megatrons(
 def test_mixers_that_are_not_there_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("megatron")
     monkeypatch.setattr(sys, "executable", write_program(tmp_path / "python", "megatron"))
     load("mixers", monkeypatch, ["--scale", "1e-6", "--datasets", "3"], "__main__")
     lines = capsys.readouterr().out.splitlines()

@@ -28,6 +28,7 @@ class S3Admin:
         try:
             self.make_bucket(bucket)
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code != 409:
                 raise
 
