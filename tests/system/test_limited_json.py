@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from types import NoneType
-
 import sys
+from types import NoneType
 
 import pytest
 
