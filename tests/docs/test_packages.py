@@ -60,10 +60,12 @@ def python(folder: Path) -> str:
     """Install the packages into an environment of their own, which also sees what this one has; its Python."""
     if not {"setuptools", "pip"} <= {each.name for each in importlib.metadata.distributions()}:
         pytest.skip("pip and setuptools are needed to install a package")
+    # Python 3.10 has no scheme of that name, and lays out environments by the other
+    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
     venv.create(folder / "env", with_pip=False, symlinks=True)
     python = str(folder / "env" / "bin" / "python")
     paths = sysconfig.get_paths(
-        "venv", {"base": str(folder / "env"), "platbase": str(folder / "env")}
+        scheme, {"base": str(folder / "env"), "platbase": str(folder / "env")}
     )
     megablend = importlib.util.find_spec("megablend")
     assert megablend is not None
