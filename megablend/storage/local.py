@@ -40,7 +40,8 @@ MAX_READS = 8
 read per CPU, since reads through the page cache also copy bytes. More reads would only take
 memory."""
 _INODES = re.compile(r"(?<=\b[0-9a-f]{16}-[0-9a-f]{16})-[0-9a-f]+\b")
-"""The inodes in etags of `file_stat`, after two times in nanoseconds since 1970."""
+"""The inodes in etags of `file_stat`, after two times in nanoseconds since 1970. Times before 2006
+have fewer digits: etags of other storages may look like those, and stay as they are."""
 LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page

@@ -117,8 +117,8 @@ class Database:
             self._connection.executescript(_OPEN)
             if self._is_lasting:
                 self._connection.execute("PRAGMA synchronous = FULL")
-            if self._connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("SQLite's quick_check failed")
+            if self._connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("SQLite's integrity_check failed")
         with self._connection:
             if statement in (_PUT, _DELETE):
                 self._connection.executemany(statement, rows)

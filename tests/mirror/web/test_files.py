@@ -42,7 +42,7 @@ from tests.mirror.test_clusters import until
 from tests.mirror.test_runs import digest_batches, list_paths
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
-from tests.storage.objects.servers.start import find_ports
+from tests.storage.objects.servers.start import find_ports, unavailable
 
 __all__ = ["authorities", "keys"]
 pytestmark = pytest.mark.usefixtures("obstore", "keys")
@@ -95,7 +95,7 @@ def web(folder: Path, files: dict[str, bytes], **settings: Any) -> Iterator[Web]
 
 def curl(*args: object) -> subprocess.CompletedProcess[bytes]:
     if shutil.which("curl") is None:
-        pytest.skip("needs the command curl: what other programs read is not tried")
+        unavailable("needs the command curl: what other programs read is not tried")
     return subprocess.run(
         ["curl", "--silent", "--show-error", "--fail", "--path-as-is", *map(str, args)],
         capture_output=True,
