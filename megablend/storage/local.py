@@ -225,6 +225,12 @@ def without_inodes(etags: str) -> str:
     return _INODES.sub("", etags)
 
 
+def modification_time(etag: str) -> str:
+    """Return the part of the etag of `file_stat` that is the same on all nodes that mount the
+    file's folder: the other time and the inode may differ between mounts."""
+    return etag.partition("-")[0]
+
+
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
     """Read ranges into `out`, completing reads that stopped early (at 2 GiB on Linux, or because of
     a signal)."""

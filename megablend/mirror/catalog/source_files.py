@@ -16,7 +16,6 @@ import numpy as np
 
 from megablend.errors import ConfigError, DataError, MissingFileError
 from megablend.mirror.catalog.manifest import Manifest
-from megablend.mirror.node.source_reads import mounted_etag
 from megablend.storage.base import FileStat, Storage
 from megablend.storage.file_table import (
     FileTable,
@@ -30,6 +29,7 @@ from megablend.storage.file_table import (
     release_memory,
 )
 from megablend.storage.find import Match
+from megablend.storage.local import modification_time
 from megablend.storage.location import (
     find_root,
     find_scheme,
@@ -166,7 +166,7 @@ def _find_each(
         path = paths.get(location) or folder.path + name
         if is_url and location not in paths:
             path = unquote_to_bytes(path).decode("utf-8", "surrogateescape")
-        etag = mounted_etag(state.etag) if is_mounted else state.etag
+        etag = modification_time(state.etag) if is_mounted else state.etag
         yield path, location, etag, state.size
 
 

@@ -19,6 +19,7 @@ from megablend.mirror.disk.pages import intersect, ranges_of_pages
 from megablend.mirror.node.engine import Keep, Origins, Want, is_soon
 from megablend.storage.base import FileStat, Storage, allocate_bytes
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.local import modification_time
 from megablend.storage.location import find_scheme
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
@@ -165,11 +166,5 @@ class SourceReader:
 
 def make_key(location: str, state: FileStat) -> FileKey:
     """Make the key of a version of a file."""
-    etag = state.etag if find_scheme(location) else mounted_etag(state.etag)
+    etag = state.etag if find_scheme(location) else modification_time(state.etag)
     return FileKey(location, etag, state.size)
-
-
-def mounted_etag(etag: str) -> str:
-    """Return the part of a mounted file's etag that all nodes see alike, its modification time. Its
-    device and inode numbers may differ between mounts."""
-    return etag.partition("-")[0]
