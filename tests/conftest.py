@@ -115,6 +115,9 @@ def count_open_files() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     gone = [place for place in QUICK if not (TESTS / place).exists()]
     assert not gone, f"{gone}: a place of quick tests is not there"
+    if sys.version_info < (3, 11):  # its asyncio leaves connections open whose handshake has failed
+        ignored = "ignore:unclosed transport <asyncio.sslproto:ResourceWarning"
+        config.addinivalue_line("filterwarnings", ignored)
     if not hasattr(config, "workerinput"):  # else pytest-xdist started this process
         share_servers()
     if config.option.markexpr in WITHOUT_SLOW:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
+from zoneinfo import ZoneInfoNotFoundError
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from megablend.errors import (
     ConfigError,
     CorruptFileError,
     DataError,
+    ResourceError,
     did_you_mean,
 )
 from megablend.storage.base import Storage
@@ -180,7 +182,7 @@ class TableFile:
                 if pa.types.is_dictionary(rows.type):
                     rows = rows.dictionary_decode()
                 texts = rows.cast(pa.large_binary()).to_pylist()
-                yield texts, _list_keys(key_column.slice(first, _ROWS))
+                yield texts, _list_keys(self.path, key_column.slice(first, _ROWS))
 
     def _read_batches(self, groups: range, names: list[str]) -> Iterator[Any]:
         """Return the record batches of the given groups; for Parquet, only with the columns
@@ -277,20 +279,31 @@ def _pick(batch: Any, names: Sequence[str]) -> Any:
     return column
 
 
-def _list_keys(column: Any) -> list[Any]:
+def _list_keys(path: str, column: Any) -> list[Any]:
     """Return the keys in a column as Python values.
 
     Values that only pandas supports (nanoseconds) or that Python does not support (years beyond
     9999) are returned as strings, as Arrow writes them. Text that is not UTF-8 is returned as
     bytes.
+
+    Raises: ResourceError if the keys are times of a zone that this machine does not know.
     """
     type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if getattr(type_, "unit", None) == "ns":
-        column = column.cast(pa.string())
+    zone = getattr(type_, "tz", None)
     try:
-        return column.to_pylist()  # type: ignore[no-any-return]
-    except (ValueError, OverflowError):
-        return [_read_key(value) for value in column]
+        if getattr(type_, "unit", None) == "ns":
+            column = column.cast(pa.string())
+        try:
+            return column.to_pylist()  # type: ignore[no-any-return]
+        except (ValueError, OverflowError):
+            return [_read_key(value) for value in column]
+    except (pa.ArrowInvalid, ZoneInfoNotFoundError) as error:
+        if zone is None:
+            raise
+        raise ResourceError(
+            f"{path}: its keys are times in the zone {zone!r}, which this machine does not know\n"
+            "install the system's time zones (Debian and Ubuntu: `apt install tzdata`), or leave out `key`"
+        ) from error
 
 
 def _read_key(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megablend.errors import ConfigError, CorruptFileError
+from megablend.errors import ConfigError, CorruptFileError, ResourceError
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.local import LocalStorage
 from megablend.text import tables
@@ -136,10 +136,20 @@ _KEYS: list[tuple[Any, list[str]]] = [
 def test_keys_that_python_has_no_type_for(
     tmp_path: Path, name: str, column: Any, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "UTC" in str(column.type) and not Path("/usr/share/zoneinfo").exists():
+        pytest.skip("needs the system's time zones")
     monkeypatch.setitem(sys.modules, "pandas", None)  # pyarrow would use it if it is installed
     path = write(tmp_path / name, {"text": ["a", "b"], "id": column})
     ((_, (portion,)),) = read(path, 1 << 20)
     assert (portion.texts, portion.keys) == (["a", "b"], keys)
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_keys_in_a_zone_that_the_machine_does_not_know(tmp_path: Path, unit: str) -> None:
+    column = pa.array([1, 2], pa.timestamp(unit, "Mars/Olympus"))
+    path = write(tmp_path / "a.parquet", {"text": ["a", "b"], "id": column})
+    with pytest.raises(ResourceError, match=r"a\.parquet: .* zone 'Mars/Olympus'.*\ninstall"):
+        read(path, 1 << 20)
 
 
 @pytest.mark.parametrize("name", KINDS)
