@@ -61,6 +61,16 @@ def test_appending_keeps_the_digests_of_the_past() -> None:
     assert longer.until(101) == longer
 
 
+def test_a_sample_is_in_the_first_stage_that_ends_after_it() -> None:
+    found = ledger(3, 8, 9)
+    cut = found.stages[1]
+    found = replace(found, stages=(found.stages[0], replace(cut, cut=3), found.stages[2]))
+    assert found.ends == (3, 3, 9)
+    for sample in range(12):
+        after = [stage for stage in found.stages if sample < stage.stop] or found.stages[-1:]
+        assert found.stage_at(sample) is after[0]
+
+
 def test_the_record_and_the_digests_are_those_of_release_0_1_0() -> None:
     first = digest_json([1, "f" * 32, RECORD])
     digests = [digest_json([first, 100]), digest_json([digest_json([first, 100]), 250])]

@@ -31,6 +31,7 @@ from megablend.text.engine import Engine, GigatokenEngine, Tokens
 from megablend.text.token_file import read_footer
 from megablend.text.tokenizer import load_tokenizer
 from tests.cli.commands import run
+from tests.storage.changing_inodes import change_inodes
 from tests.text.test_lines import write
 from tests.text.tokenizers_of_kinds import END, corpus, write_tokenizer
 
@@ -285,6 +286,15 @@ def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DataError, match=r"0001.jsonl: cannot be read: Permission denied"):
         build(config)
     assert "0001.jsonl" in build(config | {"on_unreadable": "skip"}).index.skipped[0]
+
+
+def test_text_that_gets_another_inode_while_it_is_tokenised_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "data", 2)
+    inodes = change_inodes(monkeypatch)
+    build(make_config(tmp_path))
+    assert next(inodes) > 4
 
 
 def test_a_cache_whose_name_is_a_pattern(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.storage import local
-from megablend.storage.base import FileStat, Storage
+from megablend.storage.base import Storage
 from megablend.system import build_lock as lock
 from megablend.system.build_lock import build_lock
 from tests.index.index_data import build, documents_of, snapshot_bytes, spec, write
+from tests.storage.changing_inodes import change_inodes
 
 ARROW = FORMATS["arrow"]
 
@@ -233,15 +234,7 @@ def test_a_file_that_changes_while_it_is_indexed_is_refused(
 def test_a_file_that_gets_another_inode_while_it_is_indexed_has_not_changed(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on sshfs and s3fs where memory is short, and on each node."""
-    inodes = itertools.count(1)
-    file_stat = local.file_stat
-
-    def other_inode(state: os.stat_result) -> FileStat:
-        times = file_stat(state).etag.rpartition("-")[0]
-        return FileStat(size=state.st_size, etag=f"{times}-{next(inodes):x}")
-
-    monkeypatch.setattr(local, "file_stat", other_inode)
+    inodes = change_inodes(monkeypatch)
     build(cache, spec(data))
     assert next(inodes) > 6
     assert local.without_inodes('"16-16-16" 5:d41d8cd98f00b204e9800998ecf8427e-38') == (
