@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from megablend.storage.waits import wait_for
 from megablend.storage.wrapper import WrapperStorage
 from megablend.system.limited_log import LimitedLog
 
+T = TypeVar("T")
 _MAX_REQUESTS = 8
 """The maximum number of times that a read requests its pages, which may be evicted before it reads
 them."""
@@ -355,7 +356,7 @@ class _Read:
         elif isinstance(error, NodeLostError) and self.num_requests < _MAX_REQUESTS:
             # In another thread, since connecting again may take a while, and this thread receives
             # other responses
-            _threads(os.getpid()).submit(self.run)
+            self._start(self.run)
         else:
             self._fail(error)
 
@@ -363,9 +364,20 @@ class _Read:
         is_disk = isinstance(error, DataError) and error.path.startswith(self.storage.folder)
         if is_disk or isinstance(error, NodeLostError | ResourceError):
             self.storage.warn(error)
-            forward_result(_threads(os.getpid()).submit(self._read_source), self.result)
+            reading = self._start(self._read_source)
+            if reading is not None:
+                forward_result(reading, self.result)
         elif self.result.set_running_or_notify_cancel():
             self.result.set_exception(error)
+
+    def _start(self, work: Callable[[], T]) -> Future[T] | None:
+        """Call `work` in another thread. If the process is ending, in which no thread can be
+        started any more, end the read with that error, and return None."""
+        try:
+            return _threads(os.getpid()).submit(work)
+        except RuntimeError as error:
+            self._fail(error)
+            return None
 
     def _read_source(self) -> tuple[Bytes, Int64s]:
         """Read the ranges from the source. Raises: the same errors as Storage.read; DataError if

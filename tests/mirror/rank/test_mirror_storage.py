@@ -437,6 +437,32 @@ def test_one_node_process_for_many_that_open_a_folder_at_once(tmp_path: Path) ->
         assert len([each for each in Path("/proc").iterdir() if is_node(each, tmp_path / "m")]) == 1
 
 
+def test_reads_in_flight_end_with_their_process(tmp_path: Path) -> None:
+    """Then no thread can be started any more that would read the source."""
+    with (
+        FaultySource({"d/x": DATA}) as source,
+        mirror(tmp_path / "m", source.url) as settings,
+    ):
+        storage = make(settings)
+        read(storage, f"{source.url}/d/x", (0, 10))
+        script = (
+            "import atexit, json, os, signal, sys; import numpy as np;"
+            "from megablend.storage.by_scheme import make_storage;"
+            "from megablend.storage.store_options import parse_options; settings, url, node = json.loads(sys.argv[1]);"
+            "storage = make_storage(objects=parse_options({'mirror': settings}));"
+            "storage.read(url, 0, 10);"
+            "os.kill(node, signal.SIGSTOP);"
+            "numbers = np.array([400_000]), np.array([9]);"
+            "fetched = storage.fetch(url, *numbers, lambda size: np.empty(size, np.uint8));"
+            "atexit.register(lambda: print(type(fetched.exception(timeout=100)).__name__));"
+            "atexit.register(lambda: os.kill(node, signal.SIGKILL))"
+        )
+        argument = json.dumps([settings, f"{source.url}/d/x", find_node(tmp_path / "m")])
+        command = [sys.executable, "-c", script, argument]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+        assert (done.stdout.strip(), done.stderr) == ("RuntimeError", "")
+
+
 def is_node(process: Path, folder: Path) -> bool:
     """Whether this is a node process of the folder."""
     try:
