@@ -64,9 +64,9 @@ def check(
 ) -> None:
     """Check that CONFIG's data files exist and are unchanged.
 
-    Their sizes must match the index. If a file's time or inode has changed, 64 KiB of it are
-    compared with the index, and a warning is printed. CONFIG must match the committed run. Exits
-    with status 3 if a check fails.
+    Their sizes must match the index. If a file's times have changed, 64 KiB of it are compared
+    with the index, and a warning is printed. CONFIG must match the committed run. Exits with status
+    3 if a check fails.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.check import check as check_files

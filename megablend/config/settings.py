@@ -129,9 +129,9 @@ class Settings(Model):
     `raise` an error, or `mask`, which gives zeros for the damaged block, sets the loss mask of its
     samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
-    """What to do with folders that cannot be listed, and with dangling symbolic links and files
-    without read permission that match the patterns: raise an `error`, or `skip` them; `build` and
-    `describe` report what is skipped."""
+    """What to do with folders and files without read permission, and with dangling symbolic links,
+    that match the patterns: raise an `error`, or `skip` them; `build` and `describe` report what is
+    skipped."""
     block_bytes: Count = 1 << 20
     """Approximate size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20

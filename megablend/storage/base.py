@@ -98,8 +98,9 @@ class Storage(Protocol):
         ...
 
     def find(self, pattern: str) -> Found:
-        """Find the files that match `pattern` (`*`, `?`, `[]`, `**`), and the folders that could
-        not be read. The files are sorted, and their links are resolved.
+        """Find the files that match `pattern` (`*`, `?`, `[]`, `**`), and the folders that may not
+        be read. The files are sorted, and their links are resolved. Raises: DataError if the
+        storage fails.
 
         Reads through this object use the version of a file that was read first. If a later call of
         `find` returns the file, reads use the version that exists at that call.
@@ -117,7 +118,7 @@ class Storage(Protocol):
 
     def is_readable(self, path: str) -> bool:
         """Return whether this process has permission to read the file at `path`, as far as the
-        storage can tell without reading."""
+        storage can tell without reading. Raises: DataError if the storage fails."""
         ...
 
     def stat(self, path: str) -> FileStat:

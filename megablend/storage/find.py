@@ -11,6 +11,7 @@ file keeps its own name if the pattern matches that name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import glob
 import heapq
@@ -26,6 +27,8 @@ SPECIAL = "a pipe, a socket or a device, not a regular file"
 _ANY_FOLDERS = "**"
 _MISSING = (FileNotFoundError, NotADirectoryError)
 """The errors for a path that does not exist."""
+_OF_LINKS = (errno.EACCES, errno.EPERM, errno.ELOOP)
+"""The errors of a link that leads to itself, or to a file that may not be looked at."""
 
 
 class Match(NamedTuple):
@@ -56,7 +59,11 @@ class Found:
 
 def find_files(pattern: str) -> Found:
     """Find the files that match `pattern`. The path of an existing file always matches itself, even
-    if it has wildcard characters."""
+    if it has wildcard characters.
+
+    Raises: OSError if the file system fails, since files that cannot be seen now are not to be
+        left out.
+    """
     parent, name = os.path.split(pattern)
     real_parent = os.path.realpath(parent)
     with contextlib.suppress(OSError):  # quickly, since a source may list 100,000s of files
@@ -175,7 +182,7 @@ class _Walk:
                         self._enter(folder, entry, matched)
         except _MISSING:
             pass
-        except OSError as error:
+        except PermissionError as error:
             self.unreadable[folder.path] = error.strerror or str(error)
 
     def _match(self, name: str, wanted: Iterable[int]) -> set[int]:
@@ -210,7 +217,7 @@ class _Walk:
             state = Path(path).lstat()
         except _MISSING:
             return
-        except OSError as error:
+        except PermissionError as error:
             self.unreadable[path] = error.strerror or str(error)
             return
         is_link = stat.S_ISLNK(state.st_mode)
@@ -219,6 +226,8 @@ class _Walk:
                 state = Path(path).stat()
             except OSError as error:
                 is_dangling = isinstance(error, _MISSING)
+                if not is_dangling and error.errno not in _OF_LINKS:
+                    raise
                 reason = "a broken symbolic link" if is_dangling else error.strerror
                 self.unreadable[path] = f"{reason} (to {Path(path).readlink()})"
                 return

@@ -31,6 +31,7 @@ from megablend.storage.find import SPECIAL, Found, find_files
 from megablend.storage.futures import call_now
 from megablend.system import count_cpus
 from megablend.system.failures import cause_of, read_remedy_of
+from megablend.system.safe_open import open_regular
 
 _UNCHECKED_BYTES = 1 << 20
 """Reads above this size are first checked against the size of the file, since a damaged offset
@@ -83,7 +84,10 @@ class LocalStorage:
 
     def find(self, pattern: str) -> Found:
         """See Storage.find. Later reads accept files that have replaced others."""
-        found = find_files(pattern)
+        try:
+            found = find_files(pattern)
+        except OSError as error:
+            raise data_error(str(error.filename or pattern), error) from error
         if self.opened:
             for match in found.files:
                 self.opened.pop(match.path, None)
@@ -99,7 +103,15 @@ class LocalStorage:
 
     def is_readable(self, path: str) -> bool:
         """See Storage.is_readable."""
-        return os.access(path, os.R_OK)
+        if os.access(path, os.R_OK):
+            return True
+        try:
+            with open_regular(path):
+                return True
+        except PermissionError:
+            return False
+        except OSError as error:
+            raise data_error(path, error) from error
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat.

@@ -27,6 +27,7 @@ from megablend.errors import CacheError, ChangedFileError, ConfigError, DataErro
 from megablend.index.build.build_report import Progress
 from megablend.index.build.source_spec import SourceSpec
 from megablend.storage.base import Storage
+from megablend.storage.local import without_inodes
 from megablend.system.log import LOG
 from megablend.text.estimate import check_space, estimate
 from megablend.text.parts import Entry, Part
@@ -252,8 +253,8 @@ def _find_done(setup: Setup, file: TextFile, names: Sequence[str]) -> list[Part]
     parts = dict[int, Part]()
     for name in names:
         footer = read_footer(setup.storage, setup.folder.path(name))
-        made_from = footer["etag"], footer["text"], footer["options"]
-        if made_from == (file.etag, file.path, setup.options):
+        made_from = without_inodes(footer["etag"]), footer["text"], footer["options"]
+        if made_from == (without_inodes(file.etag), file.path, setup.options):
             part = load_part(setup, name, footer)
             parts[part.number] = part
     return list(parts.values())

@@ -34,7 +34,7 @@ from megablend.index.tables.file_versions import (
     NUM_RANGES,
     RANGE_BYTES,
     join_etags,
-    number_of,
+    numbers_of,
     seen_bytes,
 )
 from megablend.index.tables.manifest import SEEN
@@ -172,7 +172,7 @@ def record_as_seen(run: dict[str, Any]) -> None:
     for source in run["sources"]:
         path = Path(source["path"])
         parts = (path, path.with_suffix(".idx")) if path.suffix == ".bin" else (path,)
-        numbers.append(number_of(join_etags([STORAGE.stat(str(part)) for part in parts])))
+        numbers.append(numbers_of(join_etags([STORAGE.stat(str(part)) for part in parts]))[0])
     (folder / SEEN).write_bytes(seen_bytes(folder.name, np.array(numbers, np.uint64)))
 
 

@@ -1,5 +1,6 @@
 """Files that match a pattern: as glob finds them, and nothing left out silently."""
 
+import errno
 import glob
 import os
 import random
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from megablend.errors import DataError
 from megablend.storage.find import SPECIAL, find_files
+from megablend.storage.local import LocalStorage
 
 PATTERNS = (
     "*",
@@ -150,3 +153,32 @@ def test_folders_without_permission_are_reported(tmp_path: Path) -> None:
         f"[] {{'{closed}/f.x': {reason}}}",
         f"['{tmp_path}/open/f.x'] {{'{closed}/f.x': {reason}}}",
     ]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT])
+def test_what_a_failing_file_system_hides_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Else `on_unreadable: skip` would build an index without files that are there again soon."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.x").write_text("a")
+    (tmp_path / "link.x").symlink_to("folder/a.x")
+
+    def fail(path: object, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    storage = LocalStorage()
+    for module, name, pattern in (
+        (os, "scandir", "folder/*.x"),
+        (Path, "lstat", "folder/a.x"),
+        (Path, "stat", "link.x"),
+    ):
+        with monkeypatch.context() as failing:
+            failing.setattr(module, name, fail)
+            with pytest.raises(DataError, match=f"{tmp_path}.*: {os.strerror(number)}; "):
+                storage.find(f"{tmp_path}/{pattern}")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert storage.is_readable(f"{tmp_path}/folder/a.x"), "it failed for a moment"
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(DataError, match=f"a.x: cannot be read: {os.strerror(number)}; "):
+        storage.is_readable(f"{tmp_path}/folder/a.x")

@@ -288,13 +288,21 @@ def test_files_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "0001.jsonl" in build(config | {"on_unreadable": "skip"}).index.skipped[0]
 
 
-def test_text_that_gets_another_inode_while_it_is_tokenised_has_not_changed(
+def test_text_that_gets_other_inodes_has_not_changed_and_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_text(tmp_path / "data", 2)
     inodes = change_inodes(monkeypatch)
-    build(make_config(tmp_path))
+    config = make_config(tmp_path)
+    rebuild(config)
     assert next(inodes) > 4
+    count_texts()
+    rebuild(config)
+    assert count_texts() == {}
+    (record,) = (tmp_path / "cache/tokens").glob("*/.text-*.json")
+    record.unlink()
+    rebuild(config)
+    assert count_texts() == {}
 
 
 def test_a_cache_whose_name_is_a_pattern(tmp_path: Path) -> None:

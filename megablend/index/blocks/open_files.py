@@ -20,7 +20,7 @@ from megablend.index.read.idx_digests import read_digests
 from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.file_table import FileEntry
-from megablend.index.tables.file_versions import check_body, join_etags, number_of, warn_moved
+from megablend.index.tables.file_versions import check_body, join_etags, numbers_of, warn_moved
 from megablend.lazy import cached_property
 from megablend.lru import LRUCache
 from megablend.storage.base import Bytes, Storage, allocate_bytes
@@ -219,13 +219,13 @@ class OpenFiles:
         """Check that the opened file is the version that was indexed, or has the same content.
         Raises: ChangedFileError; the errors of Storage.read."""
         paths = self._snapshot.columns[file.column].kind.files(path)
-        version = number_of(join_etags(map(self._storage.stat_opened, paths)))
+        versions = numbers_of(join_etags(map(self._storage.stat_opened, paths)))
         seen = int(self._snapshot.seen[number])
-        if version in (seen, self._same_content.get(number)):
+        if seen in versions or self._same_content.get(number) in versions:
             return
         check_body(path, file.opened.size, file.body, self._storage)
         if seen:
             warn_moved(
                 self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None
             )
-        self._same_content[number] = version
+        self._same_content[number] = versions[0]

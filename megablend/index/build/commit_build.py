@@ -20,7 +20,7 @@ from megablend.index.build.write_tables import write_tables
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.cache_folders import snapshots
 from megablend.index.tables.file_table import pack_ranges
-from megablend.index.tables.file_versions import Numbers, number_of, seen_bytes
+from megablend.index.tables.file_versions import Numbers, numbers_of, seen_bytes
 from megablend.index.tables.list_snapshots import build_sequence, list_snapshots
 from megablend.index.tables.manifest import (
     MANIFEST,
@@ -99,7 +99,7 @@ def write_snapshot(
         manifest = write_tables(folder, columns, _collect_ranges(fragments, ranges))
         write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
         seen = np.array(
-            [number_of(file.etag) for column in columns for file in column.files], np.uint64
+            [numbers_of(file.etag)[0] for column in columns for file in column.files], np.uint64
         )
         earlier = (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS))
         roots = {

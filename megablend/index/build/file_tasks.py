@@ -18,7 +18,7 @@ from megablend.formats.flat import DOCUMENTS
 from megablend.index.build.file_parts import join, num_parts, part_span
 from megablend.index.build.fragments import (
     Fragment,
-    fragment_answer,
+    fragment_answers,
     fragment_name,
     is_part,
     part_name,
@@ -116,14 +116,14 @@ def plan_work(
         for file in column.files:
             # A fragment that counts documents also serves a column that does not request it
             serving = [True] if column.read.count_documents else [True, False]
-            answers = {
-                documents: fragment_answer(column, file, documents=documents)
+            answers = [
+                (answer, documents)
                 for documents in serving
-            }
-            in_pack = [counts for counts in serving if answers[counts] in packed]
-            stored = in_pack or [counts for counts in serving if answers[counts] in single_names]
-            documents = stored[0] if stored else column.read.count_documents
-            answer = answers[documents]
+                for answer in fragment_answers(column, file, documents=documents)
+            ]
+            in_pack = [each for each in answers if each[0] in packed]
+            stored = in_pack or [each for each in answers if each[0] in single_names]
+            answer, documents = stored[0] if stored else ("", column.read.count_documents)
             name = (
                 packed.name(answer) if in_pack else fragment_name(column, file, documents=documents)
             )

@@ -27,6 +27,7 @@ from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.index.build.source_spec import SourceFile, SourceSpec
+from megablend.index.tables.file_versions import versions_of
 from megablend.system.atomic_write import replace_file, seal, unseal
 from megablend.system.digest import hex_digest
 from megablend.system.failures import cache_remedy_of, cause_of
@@ -97,7 +98,7 @@ def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> s
     """Return the name of a file's fragment, `place-answer`. `documents` says whether the fragment
     counts documents."""
     place = hex_digest(json.dumps([column.column_name, file.name]), 8)
-    return f"{place}-{fragment_answer(column, file, documents=documents)}"
+    return f"{place}-{fragment_answers(column, file, documents=documents)[0]}"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -106,11 +107,12 @@ def split_name(name: str) -> tuple[str, str]:
     return place, answer
 
 
-def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
+def fragment_answers(column: SourceSpec, file: SourceFile, *, documents: bool) -> list[str]:
     """Return `answer`, the part of the name of a file's fragment that decides whether the fragment
-    can be reused."""
+    can be reused, followed by that of earlier releases."""
     read = dataclasses.replace(column.read, count_documents=documents)
-    return hex_digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]))
+    answered = (FORMAT_VERSION, *read.cache_key(), file.size)
+    return [hex_digest(json.dumps([*answered, each])) for each in versions_of(file.etag)]
 
 
 def is_part(name: str) -> bool:

@@ -1,7 +1,7 @@
 """The version of each file at the last build, which is stored with a snapshot: one uint64 per file
 (see sealed_numbers).
 
-A version is a hash of the sizes, times and inodes of a data file and of the files that belong to it
+A version is a hash of the sizes and times of a data file and of the files that belong to it
 (`source_spec.SourceFile.etag`), or 0 if unknown. If a file has another version when it is opened,
 it has been moved, touched or replaced. It is accepted only if the digests of its structure and of
 sampled ranges of its body are the same as when it was indexed.
@@ -21,6 +21,7 @@ from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.index.tables.manifest import SEEN
 from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
 from megablend.storage.base import FileStat, Storage, allocate_bytes
+from megablend.storage.local import without_inodes
 from megablend.storage.prefetched import request_ranges
 from megablend.system.log import LOG
 
@@ -67,9 +68,16 @@ def join_etags(stats: Iterable[FileStat]) -> str:
     return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
 
 
-def number_of(etag: str) -> int:
-    """Return a hash of the etag of a file, from 1 to 2^64 - 1."""
-    return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
+def versions_of(etag: str) -> tuple[str, str]:
+    """Return the texts that stand for the version of a file, given its etag: one without inodes,
+    which is stored, and one with them, which earlier releases stored."""
+    return without_inodes(etag), etag
+
+
+def numbers_of(etag: str) -> tuple[int, ...]:
+    """Return hashes of the texts of `versions_of`, from 1 to 2^64 - 1."""
+    hashes = (hashlib.blake2b(each.encode(), digest_size=8) for each in versions_of(etag))
+    return tuple(int.from_bytes(each.digest(), "little") or 1 for each in hashes)
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
@@ -138,7 +146,7 @@ def warn_unknown(folder: Path) -> None:
 
 def _is_first(path: Path) -> bool:
     """Return whether no warning about a path has been issued yet, and mark it as issued."""
-    slot = number_of(str(path)) % _WARNED_SLOTS
+    slot = numbers_of(str(path))[0] % _WARNED_SLOTS
     is_first = not _warned[slot]
     _warned[slot] = 1
     return is_first

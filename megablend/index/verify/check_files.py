@@ -14,7 +14,7 @@ from megablend.index.tables.file_versions import (
     RANGE_BYTES,
     check_body,
     join_etags,
-    number_of,
+    numbers_of,
 )
 from megablend.storage.base import Storage
 
@@ -33,7 +33,7 @@ class FileChecker:
         self._roots = dict(roots)
         self._storage = storage.for_checking()
         self._touched = set[int]()
-        """Numbers of checked files whose times or inodes have changed since they were indexed,
+        """Numbers of checked files whose times have changed since they were indexed,
         although their sampled content is the same. This is a set because files are checked
         repeatedly during training."""
 
@@ -52,7 +52,7 @@ class FileChecker:
                     path,
                     f"has {stats[0].size} bytes, but had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
                 )
-            if number_of(join_etags(stats)) != self._snapshot.seen[number]:
+            if self._snapshot.seen[number] not in numbers_of(join_etags(stats)):
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
                 if self._snapshot.seen[number]:

@@ -28,6 +28,7 @@ from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengths
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.storage.base import Storage
+from megablend.storage.local import without_inodes
 from megablend.system.atomic_write import replace_file, translate_os_errors
 from megablend.system.digest import hex_digest
 from megablend.system.limited_json import parse_json
@@ -106,7 +107,7 @@ def _read_entry(prefix: str, storage: Storage) -> dict[str, Any]:
     return {
         "sequences": header.num_sequences,
         "dtype": header.token_dtype,
-        "etags": [state.etag, data.etag],
+        "etags": [without_inodes(state.etag), without_inodes(data.etag)],
     }
 
 

@@ -21,6 +21,7 @@ from megablend.megatron.pair_files import PairState, check_etags, check_open_siz
 from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
+from megablend.storage.local import without_inodes
 from megablend.storage.location import find_scheme
 from megablend.system.safe_open import map_descriptor
 
@@ -274,7 +275,7 @@ class PairDocuments(Documents):
                 "was replaced after this job began to build its datasets: restart the job (without "
                 "fast_cache_load), or restore the file first",
             )
-        if self.storage.stat(path).etag != self._etag:
+        if without_inodes(self.storage.stat(path).etag) != without_inodes(self._etag):
             stored = lengths_of(self.path_prefix, storage=self.storage)
             if not np.array_equal(read_lengths(stored), self.sequence_lengths):
                 raise ChangedFileError(

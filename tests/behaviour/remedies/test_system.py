@@ -278,7 +278,7 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: in
     with (small_disk / "other.data").open("wb", buffering=0) as other:
         left = os.statvfs(small_disk)
         other.write(b"x" * (left.f_bavail * left.f_frsize - free))
-    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\); free disk space, or use another folder"
+    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\); free disk space \(or inodes: `df -i`\)"
     refuse(project, says)
     assert project.read() == project.tokens
     # "or use another folder"

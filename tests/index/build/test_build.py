@@ -14,12 +14,16 @@ from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex
+from megablend.index.build import fragments
 from megablend.index.build.build import Progress
 from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.index.read.snapshot import open_snapshot
+from megablend.index.tables import file_versions
 from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.index.verify.check_files import FileChecker
 from megablend.storage import local
 from megablend.storage.base import Storage
+from megablend.storage.local import LocalStorage
 from megablend.system import build_lock as lock
 from megablend.system.build_lock import build_lock
 from tests.index.index_data import build, documents_of, snapshot_bytes, spec, write
@@ -240,6 +244,35 @@ def test_a_file_that_gets_another_inode_while_it_is_indexed_has_not_changed(
     assert local.without_inodes('"16-16-16" 5:d41d8cd98f00b204e9800998ecf8427e-38') == (
         '"16-16-16" 5:d41d8cd98f00b204e9800998ecf8427e-38'
     )
+
+
+def test_files_that_get_other_inodes_are_not_read_again(
+    data: Path, cache: Path, indexed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does each mount of sshfs or s3fs show them, and each node."""
+    change_inodes(monkeypatch)
+    first = build(cache, spec(data))
+    second = build(cache, spec(data))
+    assert (second.read, second.changed, second.digest) == (0, (), first.digest)
+    assert len(indexed) == 3
+    snapshot = open_snapshot(str(cache), first.digest)
+    checker = FileChecker(snapshot, {"source": str(data)}, LocalStorage())
+    assert [checker.check(number) for number in range(3)] == [None] * 3
+    assert checker.warnings == ()
+
+
+def test_what_earlier_releases_noted_with_inodes_is_still_known(
+    data: Path, cache: Path, indexed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        for module in (fragments, file_versions):
+            earlier.setattr(module, "versions_of", lambda etag: (etag, etag))
+        digest = build(cache, spec(data)).digest
+    checker = FileChecker(open_snapshot(str(cache), digest), {"source": str(data)}, LocalStorage())
+    assert checker.check(0) is None
+    assert checker.warnings == ()
+    assert build(cache, spec(data)).read == 0
+    assert len(indexed) == 3
 
 
 def test_a_file_that_is_replaced_by_a_shorter_one_is_not_called_damaged(
