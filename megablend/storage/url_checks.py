@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from megablend.errors import ConfigError
 
 _ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>[0-9]{1,5}))?"
 _SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
+_NUMBER = re.compile(r"(?i)[0-9]+|0x[0-9a-f]*")
+"""Matches a last part of a host name that makes the client take the name for an IPv4 address."""
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 """Matches the beginning of a parameter in the query of a signed URL."""
 _USER = re.compile(r"(?is)(?<=\b(s3|gs|az)://)([^/?#:]*:.*|[^/?#]*)@")
@@ -37,9 +40,16 @@ def is_server_url(url: str) -> bool:
     """Return whether a text is the URL of a server, with or without a port and a path. The client
     for object stores panics on any other text."""
     found = _SERVER.fullmatch(url)
-    if found is None:
+    if found is None or int(found["port"] or 0) >= 1 << 16:
         return False
-    return int(found["port"] or 0) < 1 << 16
+    host = found["host"]
+    if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]) is None:
+        return True
+    try:
+        IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_region(name: str) -> bool:

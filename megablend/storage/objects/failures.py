@@ -157,7 +157,11 @@ _CODES = {
 }
 """The kind, cause and remedy of a failure, by the code in the store's response."""
 _STATUSES = {
-    "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
+    "400": (
+        Kind.REFUSED,
+        "the store refuses the request",
+        "check the location, `endpoint` and `region`",
+    ),
     "401": (Kind.REFUSED, "the store asks for credentials", _KEYS),
     "403": (Kind.REFUSED, "access is denied", READ_ACCESS),
     "404": (Kind.MISSING, "no such object", ""),
@@ -217,6 +221,14 @@ _CONNECTION_FAILURES = (
             Kind.CONNECT,
             "the server's TLS certificate is not trusted",
             "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`",
+        ),
+    ),
+    (
+        ("alertreceived",),
+        Failure(
+            Kind.CONNECT,
+            "the server refuses the TLS connection",
+            "check the server's name in the location or `endpoint`, and the TLS settings of the server",
         ),
     ),
     (

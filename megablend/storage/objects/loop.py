@@ -129,7 +129,16 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
         with _lock:
             if _running is None:
                 _running = _Loop()
-    return asyncio.run_coroutine_threadsafe(work, _running.loop)
+    return asyncio.run_coroutine_threadsafe(_retrieve(work), _running.loop)
+
+
+async def _retrieve(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine, and see that asyncio does not print its exception: nobody takes it if the
+    future was cancelled meanwhile, as those are that read for a call that has failed already."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await work
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

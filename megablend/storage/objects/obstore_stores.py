@@ -127,11 +127,16 @@ def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) 
         settings["region"] = options.region
     else:
         _check_region()
-    if endpoint:
+    if endpoint and options.path_style is False:
         scheme, _, host = endpoint.partition("://")
-        settings["endpoint"] = (
-            endpoint if options.path_style is not False else f"{scheme}://{address.bucket}.{host}"
-        )
+        endpoint = f"{scheme}://{address.bucket}.{host}"
+        if not is_server_url(endpoint):
+            raise ConfigError(
+                f"{address.root}: found `path_style: false`, which puts the bucket before the host of `endpoint`, and that is "
+                "an IP address\nname the server by its host name, or remove `path_style`"
+            )
+    if endpoint:
+        settings["endpoint"] = endpoint
     if options.path_style is not None:
         settings["virtual_hosted_style_request"] = not options.path_style
     if options.requester_pays:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import hashlib
 import os
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from megablend.errors import MissingFileError
+from megablend.storage.objects import loop
 from megablend.storage.objects.loop import _cancel_all
 from tests.index.index_data import environment
 from tests.storage.faulty import Faults, FaultySource
@@ -90,6 +93,27 @@ def test_objects_are_read_whatever_event_loops_the_program_prefers() -> None:
             command, capture_output=True, text=True, timeout=500, check=False, env=environment()
         )
     assert (done.returncode, done.stdout) == (0, "defghijkl\n"), done.stderr
+
+
+def test_what_a_cancelled_read_raises_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:
+    """As when several files of a build fail together: the first error cancels the other reads."""
+    begun = threading.Event()
+
+    async def fail() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(500)
+        except asyncio.CancelledError:
+            raise MissingFileError("s3://b/x", "no such object") from None
+
+    read = loop.submit(fail())
+    assert begun.wait(timeout=500)
+    assert read.cancel()
+    del read
+    for _ in range(3):
+        loop.run(asyncio.sleep(0))
+        gc.collect()  # asyncio prints the exception of a task that is lost
+    assert caplog.text == ""
 
 
 @pytest.mark.slow

@@ -115,6 +115,16 @@ def certificate_of_an_authority(
     return f"{url}/a.parquet", {url: {"ca_file": str(path)}}
 
 
+def refused_handshake(
+    stack: ExitStack, folder: Path, patch: pytest.MonkeyPatch
+) -> tuple[str, Settings]:
+    """As by a server that has no certificate for the name."""
+    context, path = authority(folder)
+    context.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+    url = stack.enter_context(answering(200, context=context))
+    return f"{url}/a.parquet", {url: {"ca_file": str(path)}}
+
+
 def newline(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
     return "s3://bucket/a.parquet\n", {
         "s3://bucket": {"endpoint": stack.enter_context(answering(200)), "anonymous": True}
@@ -184,6 +194,12 @@ SITUATIONS = [
         certificate_of_an_authority,
         "certificate is a CA certificate (CA:TRUE)",
         "is not trusted",
+    ),
+    Situation(
+        "a server that refuses the handshake",
+        refused_handshake,
+        "the server refuses the TLS connection; tried",
+        "no connection to the server",
     ),
     Situation(
         "a newline in a key",

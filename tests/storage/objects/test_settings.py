@@ -39,6 +39,9 @@ def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
         ({"endpoint": "http://u:p@h"}, "contains a user or password"),
         ({"endpoint": "http://u:p/w@h"}, "contains a user or password"),
         ({"endpoint": "h:80"}, "expected a URL"),
+        ({"endpoint": "http://10.0.0.256:80"}, "expected a URL"),
+        ({"endpoint": "http://h.1"}, "expected a URL"),
+        ({"endpoint": "http://h.0x1f/"}, "expected a URL"),
         ({"read_timeout": 0}, r"expected a number above 0 \(seconds\)"),
         ({"max_requests": 0}, r"expected a number above 0 \(requests\)"),
         ({"anonymous": "yes"}, "expected true or false"),
@@ -47,6 +50,16 @@ def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
             parse_options({"s3://b": settings})
     with pytest.raises(ValueError, match=r"b: expected a URL prefix such as s3://bucket/"):
         parse_options({"b": {}})
+
+
+@pytest.mark.usefixtures("obstore")
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "[::1]:9"])
+def test_a_bucket_is_not_put_before_an_address(host: str) -> None:
+    """The client would panic at each request."""
+    settings = {"endpoint": f"http://{host}", "path_style": False, "give_up_after": 1}
+    storage = make_storage(objects=parse_options({"s3://b": settings}))
+    with pytest.raises(ConfigError, match=r"^s3://b: found `path_style: false`.* an IP address\n"):
+        storage.find("s3://b/x")
 
 
 def test_a_secret_is_in_no_pickle_repr_or_log(
