@@ -255,7 +255,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         (
             [flat_page()],
             {"chunk": [(1, Kind.BINARY, b"other.parquet")]},
-            "is stored in another file .other.parquet.",
+            "is stored in another file .other.parquet.; specify the files that hold data",
         ),
         ([flat_page()], {"codec": 3}, "codec LZO"),
         (

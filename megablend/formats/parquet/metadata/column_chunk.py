@@ -88,7 +88,9 @@ def _complain(
         raise UnsupportedError(f"the column is encrypted (row group {group}); decrypt the file")
     if name == "file_path":
         other = columns[column.ordinal].text(1, name)
-        raise UnsupportedError(f"row group {group} is stored in another file ({other})")
+        raise UnsupportedError(
+            f"row group {group} is stored in another file ({other}); specify the files that hold data"
+        )
     if name == "columns" and kind == Kind.LIST:
         problem = f"has {value} columns, but the schema has {num_leaves}"
         raise MalformedError(f"row group {group} {problem}")

@@ -5,8 +5,8 @@ it as they see it in Arrow, `input_ids`, so a column's `name` omits the two inne
 Arrow's kinds of lists (also large and fixed-size ones) are stored in the same way in Parquet: for
 reading, only the two maximal levels matter.
 
-Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel
-    paper's levels.
+Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers),
+    VariantShredding.md, and the Dremel paper's levels.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ OTHER_DTYPES: dict[int, str] = {
 """The numpy names of numeric types that tokens cannot have, by physical type."""
 LIST_OF_LISTS = "is a list of lists"
 """Value of `Column.nesting` for a list of lists."""
+IN_VARIANT = f"is part of a variant, whose other parts may hold some of its values; {NESTED_REMEDY}"
+"""Value of `Column.nesting` for the typed values of a variant."""
 FLOAT16 = "float16"
 """Value of `Column.kind` for a numeric type that is not supported."""
 MAX_LEVEL = 127
@@ -105,8 +107,8 @@ class _Group:
     max_def: int
     max_rep: int
     slot_def: int
-    in_map: bool
-    """Whether the node is a map, or within a map."""
+    nesting: str
+    """See Column; "" for lists of lists, too."""
     is_list: bool
     """Whether the node is the outer node of a list."""
     holds_element: bool
@@ -126,7 +128,7 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
         max_def=0,
         max_rep=0,
         slot_def=0,
-        in_map=False,
+        nesting="",
         is_list=False,
         holds_element=False,
     )
@@ -223,6 +225,12 @@ def _child(parent: _Group, element: Struct) -> _Group:
     # Old writers omit the third node of a list: the repeated one is then the element itself
     is_old_element = num_children != 1 or name in ("array", f"{parent.name}_tuple")
     max_def = parent.max_def + (repetition != Repetition.REQUIRED)
+    nesting = parent.nesting
+    if converted in CONVERTED_MAPS or LOGICAL_MAP in logical:
+        nesting = "is in a map"
+    elif name == "typed_value" and parent.path:
+        # The name that the format prescribes; not all writers annotate the group as a variant
+        nesting = IN_VARIANT
     return _Group(
         name=name,
         children_left=num_children,
@@ -231,7 +239,7 @@ def _child(parent: _Group, element: Struct) -> _Group:
         max_def=max_def,
         max_rep=parent.max_rep + repeated,
         slot_def=max_def if repeated else parent.slot_def,
-        in_map=parent.in_map or converted in CONVERTED_MAPS or LOGICAL_MAP in logical,
+        nesting=nesting,
         is_list=num_children > 0 and (converted == CONVERTED_LIST or LOGICAL_LIST in logical),
         holds_element=parent.is_list and repeated and not is_old_element,
     )
@@ -241,11 +249,6 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
     """Make the Column of a node that is a leaf. Raises: MalformedError."""
     physical = element.integer(1, "type of a column")
     dtype, kind = _dtype(physical, element)
-    nesting = ""
-    if node.in_map:
-        nesting = "is in a map"
-    elif node.max_rep > 1:
-        nesting = LIST_OF_LISTS
     return Column(
         name=".".join(node.names),
         path=node.path,
@@ -255,7 +258,7 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
         max_def=node.max_def,
         max_rep=node.max_rep,
         slot_def=node.slot_def,
-        nesting=nesting,
+        nesting=node.nesting or (LIST_OF_LISTS if node.max_rep > 1 else ""),
         kind=kind,
     )
 

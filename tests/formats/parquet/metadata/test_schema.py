@@ -138,6 +138,23 @@ def test_maps_are_refused(tmp_path: Path) -> None:
         find_column(schema, "m.key_value.key", "x")
 
 
+def test_typed_values_of_variants_are_refused(tmp_path: Path) -> None:
+    """As Spark writes variants: elements of other types are in `value`, and would be left out."""
+    element = pa.struct({"value": pa.binary(), "typed_value": pa.int64()})
+    variant = {"metadata": pa.binary(), "value": pa.binary(), "typed_value": pa.list_(element)}
+    schema = schema_of(tmp_path, v=pa.struct(variant), typed_value=LISTS)
+    assert find_column(schema, None, "x")[0].name == "typed_value"
+    name = "v.typed_value.typed_value"
+    with pytest.raises(
+        ConfigError, match=f"x: column '{name}' is part of a variant, .*; write one list"
+    ):
+        find_column(schema, name, "x")
+    with pytest.raises(
+        ConfigError, match=r"can read; column 'v\.typed_value\.value' is part of a var"
+    ):
+        find_column(schema_of(tmp_path, v=pa.struct(variant)), None, "x")
+
+
 def test_two_columns_of_one_name() -> None:
     twice = elements(
         element("schema", children=2), element("a", 0, type=1), element("a", 0, type=1)
