@@ -12,7 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from megablend.arrays import Int64s
-from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
+from megablend.errors import (
+    REWRITE_REMEDY,
+    UNFINISHED,
+    CorruptFileError,
+    DataError,
+    UnsupportedFileError,
+)
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
@@ -37,6 +43,18 @@ PLACE_DTYPE = np.dtype(
 )
 """The place of a record batch: the first byte of its message, and the sizes of its metadata and its
 body (File.fbs: Block)."""
+
+SCHEMA_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError)
+"""What pyarrow raises for schemas that it cannot parse."""
+
+
+def schema_error(path: str, what: str, error: Exception, offset: int) -> DataError:
+    """Return the error for one of SCHEMA_ERRORS: UnsupportedFileError if a column has a type that
+    only other implementations of Arrow have, otherwise CorruptFileError."""
+    if isinstance(error, NotImplementedError):
+        problem = f"cannot be read by pyarrow: {error}; leave out or cast the column"
+        return UnsupportedFileError(path, f"its {what} {problem}", offset=offset)
+    return CorruptFileError(path, f"invalid {what}: {error}; {REWRITE_REMEDY}", offset=offset)
 
 
 def bodies_of(places: Array | np.void) -> Int64s:
@@ -164,10 +182,8 @@ def check_encoding(path: str, version: int, *, big_endian: bool) -> None:
 
 
 def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:
-    """Parse the schema in a footer. Raises: CorruptFileError."""
+    """Parse the schema in a footer. Raises: see `schema_error`."""
     try:
         return pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)).schema
-    except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise CorruptFileError(
-            path, f"invalid footer: {error}; {REWRITE_REMEDY}", offset=size - len(footer)
-        ) from error
+    except SCHEMA_ERRORS as error:
+        raise schema_error(path, "footer", error, size - len(footer)) from error

@@ -23,8 +23,10 @@ from megablend.formats.arrow.footer import (
     MAGIC,
     PLACE_DTYPE,
     SCHEMA,
+    SCHEMA_ERRORS,
     check_encoding,
     refuse_old_stream,
+    schema_error,
 )
 from megablend.formats.arrow.message import RECORD_BATCH
 from megablend.formats.arrow_stream.look_ahead import LookAhead
@@ -57,13 +59,11 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
 
 
 def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
-    """Parse the schema of a stream. Raises: CorruptFileError."""
+    """Parse the schema of a stream. Raises: see `schema_error`."""
     try:
         return pa.ipc.read_schema(pa.BufferReader(schema_bytes))
-    except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise CorruptFileError(
-            path, f"invalid schema: {error}; {REWRITE_REMEDY}", offset=0
-        ) from error
+    except SCHEMA_ERRORS as error:
+        raise schema_error(path, "schema", error, 0) from error
 
 
 class _Message(NamedTuple):

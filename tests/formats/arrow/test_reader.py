@@ -282,6 +282,18 @@ def test_damaged_ends(tmp_path: Path) -> None:
             index(path, "ids")
 
 
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_integers_of_128_bits_are_no_damage(tmp_path: Path, make: Any) -> None:
+    """polars writes them; pyarrow does not read the schemas that have them."""
+    path = tmp_path / "x.arrow"
+    with make(path, pa.schema({"ids": pa.int64()})):
+        pass
+    path.write_bytes(path.read_bytes().replace(struct.pack("<i", 64), struct.pack("<i", 128)))
+    message = "cannot be read by pyarrow: .*64 bits.*; leave out or cast the column"
+    with pytest.raises(UnsupportedFileError, match=message):
+        index(path, "ids")
+
+
 def stored(data: bytes) -> Bytes:
     """As it comes from a file."""
     return np.frombuffer(data, np.uint8)
