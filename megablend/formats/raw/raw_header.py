@@ -45,6 +45,13 @@ _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 """The version and the dtype of an llm.c file, by its magic number."""
 _MAGIC_AT_BOTH_ENDS = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
 """Magic numbers with which files of a format both begin and end."""
+_MAGIC = {
+    b"\xfd7zXZ\0": "xz",
+    b"BZh91AY&SY": "bzip2",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"MMIDIDX\0\0": "Megatron's .idx, whose tokens are in a .bin",
+}
+"""Formats by their magic numbers, which are too long for tokens to begin like them by chance."""
 _MIN_CONTAINER_BYTES = 30
 """Number of bytes of a zip's first header, the longest of the headers below."""
 _GZIP_RESERVED = 0xE0
@@ -145,6 +152,9 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
             return name
     if len(head) < _MIN_CONTAINER_BYTES:
         return None
+    for magic, name in _MAGIC.items():
+        if head.startswith(magic):
+            return name
     if head.startswith(b"\x1f\x8b\x08") and not head[3] & _GZIP_RESERVED:
         return "gzip"
     if head.startswith(b"\x28\xb5\x2f\xfd") and not head[4] & _ZSTD_RESERVED:
@@ -160,6 +170,20 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
         end = start + int(struct.unpack_from(kind, head, 8)[0])
         if header_bytes != end <= size and head[start : start + 1] == b"{":
             return f"an .npy file whose header ends at byte {end}"
+    # As llm.c writes it, but with the magic number of another program
+    (header_count,) = struct.unpack_from("<i", head, 8)
+    stored = size - _LLMC_BYTES
+    if (
+        stored > 0
+        and header_bytes != _LLMC_BYTES
+        and stored in (2 * header_count, 4 * header_count)
+    ):
+        magic_number = int.from_bytes(head[:4], "little")
+        if magic_number not in _LLMC and not any(head[12:]):
+            return (
+                f"a file with a header of {_LLMC_BYTES} bytes that states its number of tokens (set "
+                f"`header_bytes: {_LLMC_BYTES}`)"
+            )
     # The number of samples, where each begins, and where the last one ends: at the file's end
     count, first = struct.unpack_from("<2I", head)
     last_at = 4 * (count + 1)

@@ -18,8 +18,12 @@ from megablend.storage.find import Found
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 """Matches the number of a shard in a file name, as Hugging Face writes it."""
-_SHARD_ENDINGS = (".mds", ".mds.zstd")
-"""File name endings of MosaicML MDS shards."""
+_OTHER_DATA = {
+    "MosaicML MDS shards": (".mds", ".mds.zstd"),
+    "Lance files": (".lance",),
+    "ORC files": (".orc",),
+}
+"""File name endings of formats that megablend cannot read, by the name of such files."""
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 """File name endings of files with settings, which are not data."""
 
@@ -79,11 +83,12 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
                 name = location.escape_wildcards(location.get_name(min(data)))
                 return f"specify its files as `{below.removesuffix('*')}{_SHARD.sub('-*', name)}`"
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
-        if any(name.endswith(_SHARD_ENDINGS) for name in names):
-            return (
-                "it contains MosaicML MDS shards, which megablend cannot read: write the tokens to Parquet files "
-                "and use these"
-            )
+        for kind, others in _OTHER_DATA.items():
+            if any(name.endswith(others) for name in names):
+                return (
+                    f"it contains {kind}, which megablend cannot read: write the tokens to Parquet files "
+                    "and use these"
+                )
     # Only if there is no data, since datasets are accompanied by .json files
     if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
         return (

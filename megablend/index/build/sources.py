@@ -21,7 +21,7 @@ from megablend.formats.base import Format
 from megablend.formats.registry import find_suffix, list_suffixes
 from megablend.index.build.match_pattern import advise_on_folder, match_pattern
 from megablend.index.build.source_spec import SourceSpec
-from megablend.index.build.split_names import list_doubts
+from megablend.index.build.split_names import describe_mixed_endings, list_doubts
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Match
@@ -84,6 +84,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     kind = _single_format(spec, matches, storage)
     paths, duplicates_note = _remove_duplicates(kind, matches.values(), links, storage)
     notes = [duplicates_note, *list_doubts(root, spec.patterns, paths, storage)]
+    if kind.name == "raw":
+        notes.append(describe_mixed_endings(spec.patterns, paths))
     try:
         kind.check_options(dict(spec.read.options))
     except ValueError as error:

@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice, product
+from pathlib import PurePath
 
 from megablend.errors import ConfigError, DataError
 from megablend.storage import location
@@ -21,13 +22,14 @@ _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")
 """Matches the names of files in which Hugging Face's `map`, `filter` and `shuffle` cache their
 results, in the folder of the dataset that they read."""
 _TABLE_LOGS = {
-    "Delta": "_delta_log/*.json",
-    "Iceberg": "metadata/*.metadata.json",
-    "Hudi": ".hoodie/hoodie.properties",
+    "a Delta": "_delta_log/*.json",
+    "an Iceberg": "metadata/*.metadata.json",
+    "a Hudi": ".hoodie/hoodie.properties",
+    "a Paimon": "snapshot/LATEST",
 }
-"""For each table format, a pattern for metadata files that every table of that format has."""
+"""For each table format, with its article, a pattern for metadata files that every table of that format has."""
 _MAX_TOPS = 32
-"""Maximum number of folders in which these files are searched for: each is three requests to an
+"""Maximum number of folders in which these files are searched for: each is four requests to an
 object store."""
 _UUID = re.compile(r"-[0-9A-Fa-f]{4}(-[0-9A-Fa-f]{4}){2}-[0-9A-Fa-f]{12}")
 """Matches the end of a UUID, which the names of all data files of these tables contain. The
@@ -82,6 +84,27 @@ def describe_cached_copies(paths: Collection[str]) -> str | None:
     )
 
 
+def describe_mixed_endings(patterns: Iterable[str], paths: Iterable[str]) -> str | None:
+    """Return a warning if files end differently, and no pattern ends so: some may not be data. This
+    is for raw files, since any file can be read as one. Otherwise return None."""
+    first_paths = dict[str, str]()
+    for path in sorted(paths):
+        first_paths.setdefault(_get_ending(path), path)
+    if len(first_paths) < 2 or first_paths.keys() <= set(map(_get_ending, patterns)):
+        return None
+    first, second, *_ = first_paths.values()
+    return (
+        f"its patterns match files with different endings (such as {first} and {second}), and all of them are read as "
+        "tokens; specify only the files of tokens"
+    )
+
+
+def _get_ending(path: str) -> str:
+    """Return the ending of a file's name, such as `.bin`; "" for a number, as in `tokens.0001`."""
+    ending = PurePath(path).suffix
+    return "" if ending[1:].isdigit() else ending
+
+
 def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str | None:
     """If a folder belongs to a table, such as a Delta Lake table, or contains tables, return the
     problem with reading all data files in the folder, `paths`. Return None if it does not, or if
@@ -102,7 +125,7 @@ def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str |
                 tables.setdefault(top, name)
     if not tables:
         return None
-    listed = " and ".join(f"{top} is a {name} table" for top, name in tables.items())
+    listed = " and ".join(f"{top} is {name} table" for top, name in tables.items())
     return (
         f"{listed}, whose folder may also contain deleted or replaced rows; list only the table's current files, or "
         "write its rows to new files"
@@ -111,7 +134,8 @@ def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str |
 
 def _list_tops(folder: str) -> Iterator[str]:
     """Yield the folders that would be those of a table with data files in `folder`."""
-    while "=" in location.get_name(folder):  # a partition
+    # A partition, or a part of one
+    while "=" in location.get_name(folder) or location.get_name(folder).startswith("bucket-"):
         folder = location.get_parent(folder)
     yield folder
     if location.get_name(folder) == "data":

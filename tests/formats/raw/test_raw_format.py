@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
 import struct
@@ -339,17 +341,26 @@ def containers(folder: Path) -> dict[str, tuple[bytes, dict[str, OptionValue]]]:
         offsets = struct.pack("<4I", 2, first, first + 100, first + 200)
         buffers[kind] = offsets + settings + tokens
     buffers["gzip"] = gzip.compress(tokens)
+    buffers["xz"] = lzma.compress(tokens)
+    buffers["bzip2"] = bz2.compress(tokens)
+    buffers["HDF5"] = b"\x89HDF\r\n\x1a\n" + tokens
+    buffers["Megatron's .idx"] = b"MMIDIDX\0\0" + tokens + b"\0"
+    buffers["file with a header of 1024 bytes"] = (
+        struct.pack("<3i", 7, 1, 100) + bytes(1012) + tokens
+    )
     buffers["zstd"] = pa.compress(tokens, codec="zstd", asbytes=True)
     found = dict[str, tuple[bytes, dict[str, OptionValue]]]()
     for name, content in buffers.items():
-        padding = b"\0" * (len(content) % 2 if name in ("gzip", "zstd", "zip") else 0)
+        padding = b"\0" * (len(content) % 2 if name in PADDED else 0)
         found[name] = content + padding, {"dtype": "uint16"}
     found[".npy"][1]["header_bytes"] = 0
     return found
 
 
+PADDED = ("gzip", "zstd", "zip", "xz", "bzip2")
 KINDS = (
-    *("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy"),
+    *("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy", "xz", "bzip2", "HDF5", "Megatron's .idx"),
+    "file with a header of 1024 bytes",
     *("a LitData chunk", "a LitData chunk or a M"),
 )
 
@@ -383,6 +394,9 @@ def test_containers_are_not_tokens(tmp_path: Path, kind: str) -> None:
         (b"PK\x03\x04\x14\0\0\0\x08\0" + b"\xff" * 40, {}),  # a name longer than the file
         # a header longer than the file
         (b"\x93NUMPY\x01\x00\xff\xff" + b"\1" * 40, {"header_bytes": 0}),
+        (struct.pack("<3i", 7, 1, 21) + bytes(1012) + b"\1" * 40, {}),  # another number of tokens
+        (struct.pack("<4i", 7, 1, 20, 1) + bytes(1008) + b"\1" * 40, {}),
+        (struct.pack("<3i", 7, 1, 20) + bytes(1012) + b"\1" * 40, {"header_bytes": 1024}),
         # tokens begin behind the header
         (b"\x93NUMPY\x01\x00\x02\x00{}" + b"\1" * 40, {"header_bytes": 12}),
     ],

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from megablend.config.read_spec import ReadSpec, make_options
 from megablend.errors import ConfigError, DataError
 from megablend.formats import registry
+from megablend.index.build.source_spec import SourceSpec
 from megablend.index.build.sources import find_source, list_source
 from tests.formats.writers import write_megatron
 from tests.index.index_data import build, spec, write
@@ -308,9 +310,10 @@ def test_what_hugging_face_keeps_next_to_data_is_warned_of(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("log", "table"),
     [
-        ("t/_delta_log/00000000000000000000.json", "Delta"),
-        ("t/metadata/v1.metadata.json", "Iceberg"),
-        ("t/.hoodie/hoodie.properties", "Hudi"),
+        ("t/_delta_log/00000000000000000000.json", "a Delta"),
+        ("t/metadata/v1.metadata.json", "an Iceberg"),
+        ("t/.hoodie/hoodie.properties", "a Hudi"),
+        ("t/snapshot/LATEST", "a Paimon"),
     ],
 )
 def test_folders_of_tables_are_warned_of(tmp_path: Path, log: str, table: str) -> None:
@@ -321,14 +324,34 @@ def test_folders_of_tables_are_warned_of(tmp_path: Path, log: str, table: str) -
     (tmp_path / log).write_text("{}")
     for pattern in ("t/**/*.arrow", "t/data/*.arrow"):
         note = list_source(spec(tmp_path, pattern), storage=STORAGE).note
-        assert (note or "").startswith(f"source 'source': {tmp_path}/t is a {table} table, ")
+        assert (note or "").startswith(f"source 'source': {tmp_path}/t is {table} table, ")
     for folder in ("t", "t/data"):
         with pytest.raises(
-            ConfigError, match=rf"/t is a {table} table, .*; list only the table's current"
+            ConfigError, match=rf"/t is {table} table, .*; list only the table's current"
         ):
             list_source(spec(tmp_path, folder), storage=STORAGE)
     # As the list that a table's library gives
     assert list_source(spec(tmp_path, f"t/data/{file.name}"), storage=STORAGE).note is None
+
+
+def test_raw_files_of_different_endings_are_warned_of(tmp_path: Path) -> None:
+    """As those that datatrove writes next to its tokens."""
+    names = ["x.ds", "x.ds.index", "x.ds.metadata", "a.0001", "a.0002", "b/y.bin", "b/z.npy"]
+    for seed, name in enumerate(names):
+        write(tmp_path / name, seed)
+
+    def note(*patterns: str) -> str | None:
+        read = ReadSpec(format="raw", options=make_options({"dtype": "uint16"}))
+        paths = tuple(str(tmp_path / pattern) for pattern in patterns)
+        return list_source(SourceSpec(name="source", patterns=paths, read=read), STORAGE).note
+
+    for pattern in ("x*", "x.ds*"):
+        assert (note(pattern) or "").startswith(
+            "source 'source': its patterns match files with different endings (such as "
+            f"{tmp_path}/x.ds and {tmp_path}/x.ds.index), and all of them are read as tokens; "
+        )
+    for patterns in (("x.ds",), ("a.*",), ("b/*.bin", "b/*.npy")):
+        assert note(*patterns) is None
 
 
 def test_each_table_below_the_common_folder_is_named(tmp_path: Path) -> None:
@@ -344,11 +367,14 @@ def test_each_table_below_the_common_folder_is_named(tmp_path: Path) -> None:
         (tmp_path / log).write_text("{}")
     note = list_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE).note
     assert (note or "").startswith(
-        f"source 'source': {tmp_path}/a is a Delta table and {tmp_path}/b is a Hudi table and {tmp_path}/c is a Iceberg "
+        f"source 'source': {tmp_path}/a is a Delta table and {tmp_path}/b is a Hudi table and {tmp_path}/c is an Iceberg "
     )
 
 
-@pytest.mark.parametrize("folder", ["data", "t/date=2024-01-02/hour=7", "data/date=2024-01-02"])
+@pytest.mark.parametrize(
+    "folder",
+    ["data", "t/date=2024-01-02/hour=7", "data/date=2024-01-02", "t/date=2024-01-02/bucket-3"],
+)
 def test_tables_are_told_by_the_folders_above_of_partitions(tmp_path: Path, folder: str) -> None:
     file = tmp_path / folder / "part-00000-dbadd770-48be-4e69-9197-642d62ace002-c000.arrow"
     write(file, 1)
