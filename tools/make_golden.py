@@ -31,6 +31,8 @@ WRITERS = {
     "duckdb": ("duckdb==2.0.*",),
     "fastparquet": ("fastparquet==2026.9.*",),
     "clickhouse": ("chdb==4.4.*",),
+    "spark": ("pyspark==4.3.*",),
+    "datafusion": ("datafusion==55.*", "pyarrow==26.*"),
 }
 
 List = list[int | None] | None
@@ -227,6 +229,63 @@ def write_clickhouse(out: Path, name: str) -> None:
             chdb.query(
                 f"{query} INTO OUTFILE '{path}' TRUNCATE FORMAT Parquet SETTINGS {settings}{more}"
             )
+
+
+def write_spark(out: Path, name: str) -> None:
+    """Parquet by Java's library: lists in both layouts and flat integers, V1 and V2. Needs Java 17."""
+    session = import_module("pyspark.sql").SparkSession.builder.master("local[1]").getOrCreate()
+    small = {"page.size": 256, "page.row.count.limit": 20, "page.size.row.check.min": 1}
+    tables = {
+        "lists": ([[f"text {i}", row] for i, row in enumerate(documents(41))], "array<int>"),
+        "flat": ([["", value] for value in flat(42)], "bigint"),
+    }
+    for case, codec, version, options in (
+        ("lists", "snappy", 1, {"dictionary.page.size": 400}),
+        ("lists", "zstd", 2, {"enable.dictionary": False}),
+        ("lists", "gzip", 2, {"bloom.filter.enabled": True, "bloom.filter.max.bytes": 64}),
+        ("legacy", "lz4_raw", 1, {"enable.dictionary": False}),
+        ("flat", "snappy", 1, {}),
+        ("flat", "zstd", 2, {"enable.dictionary": False}),
+    ):
+        rows, kind = tables.get(case, tables["lists"])
+        session.conf.set("spark.sql.parquet.writeLegacyFormat", case == "legacy")
+        frame = session.createDataFrame(rows, f"text string, ids {kind}").coalesce(1)
+        writer = frame.write.mode("overwrite").option("compression", codec)
+        writer = writer.option("parquet.writer.version", f"v{version}")
+        for key, value in (small | options).items():
+            writer = writer.option(f"parquet.{key}", value)
+        with tempfile.TemporaryDirectory() as scratch:
+            writer.parquet(scratch)
+            (written,) = Path(scratch).glob("*.parquet")
+            written.rename(out / f"{name}_{case}_{codec}_v{version}.parquet")
+    session.stop()
+
+
+def write_datafusion(out: Path, name: str) -> None:
+    """Parquet by Rust's library: lists, V1 and V2, with page indexes."""
+    pa = import_module("pyarrow")
+    datafusion = import_module("datafusion")
+    table = pa.table({"ids": pa.array(documents(51), pa.list_(pa.int32()))})
+    for codec, version, encoding in (
+        ("snappy", 1, None),
+        ("lz4_raw", 1, "delta_binary_packed"),
+        ("zstd(3)", 2, "delta_binary_packed"),
+        ("uncompressed", 2, "byte_stream_split"),
+    ):
+        options = datafusion.ParquetWriterOptions(
+            compression=codec,
+            writer_version=f"{version}.0",
+            encoding=encoding,
+            dictionary_enabled=encoding is None,
+            dictionary_page_size_limit=400,
+            data_pagesize_limit=300,
+            write_batch_size=16,
+            max_row_group_size=30,
+            statistics_enabled="page",
+        )
+        path = out / f"{name}_{codec.partition('(')[0]}_v{version}.parquet"
+        frame = datafusion.SessionContext().from_arrow(table)
+        frame.write_parquet_with_options(str(path), options)
 
 
 def expectation(path: Path) -> tuple[str, dict[str, list[int]]]:

@@ -20,6 +20,8 @@ WRITERS = (
     "duckdb",
     "fastparquet",
     "clickhouse",
+    "spark",
+    "datafusion",
 )
 
 
