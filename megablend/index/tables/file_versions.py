@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -146,7 +148,7 @@ def warn_unknown(folder: Path) -> None:
 
 def _is_first(path: Path) -> bool:
     """Return whether no warning about a path has been issued yet, and mark it as issued."""
-    slot = numbers_of(str(path))[0] % _WARNED_SLOTS
+    slot = zlib.crc32(os.fsencode(path)) % _WARNED_SLOTS
     is_first = not _warned[slot]
     _warned[slot] = 1
     return is_first
