@@ -49,6 +49,11 @@ _MAGIC = {
     b"\xfd7zXZ\0": "xz",
     b"BZh91AY&SY": "bzip2",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"SQLite format 3\0": "a SQLite database",
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": "a PyTorch file",
+    b"Obj\x01": "Avro",
+    b"GGUF": "GGUF",
+    b"\x04\x22\x4d\x18": "lz4",
     b"MMIDIDX\0\0": "Megatron's .idx, whose tokens are in a .bin",
 }
 """Formats by their magic numbers, which are too long for tokens to begin like them by chance."""

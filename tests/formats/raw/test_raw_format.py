@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import re
+import sqlite3
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -344,6 +346,15 @@ def containers(folder: Path) -> dict[str, tuple[bytes, dict[str, OptionValue]]]:
     buffers["xz"] = lzma.compress(tokens)
     buffers["bzip2"] = bz2.compress(tokens)
     buffers["HDF5"] = b"\x89HDF\r\n\x1a\n" + tokens
+    with sqlite3.connect(folder / "SQLite") as database:
+        database.execute("create table tokens (id integer)")
+    database.close()
+    torch.save(torch.arange(100), folder / "PyTorch", _use_new_zipfile_serialization=False)
+    buffers["SQLite database"] = (folder / "SQLite").read_bytes()
+    buffers["PyTorch file"] = (folder / "PyTorch").read_bytes()
+    buffers["lz4"] = pa.compress(tokens, codec="lz4", asbytes=True)
+    buffers["Avro"] = b"Obj\x01" + tokens
+    buffers["GGUF"] = b"GGUF\3\0\0\0" + tokens
     buffers["Megatron's .idx"] = b"MMIDIDX\0\0" + tokens + b"\0"
     buffers["file with a header of 1024 bytes"] = (
         struct.pack("<3i", 7, 1, 100) + bytes(1012) + tokens
@@ -357,10 +368,10 @@ def containers(folder: Path) -> dict[str, tuple[bytes, dict[str, OptionValue]]]:
     return found
 
 
-PADDED = ("gzip", "zstd", "zip", "xz", "bzip2")
+PADDED = ("gzip", "zstd", "zip", "xz", "bzip2", "lz4", "PyTorch file")
 KINDS = (
     *("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy", "xz", "bzip2", "HDF5", "Megatron's .idx"),
-    "file with a header of 1024 bytes",
+    *("file with a header of 1024 bytes", "SQLite database", "PyTorch file", "lz4", "Avro", "GGUF"),
     *("a LitData chunk", "a LitData chunk or a M"),
 )
 
