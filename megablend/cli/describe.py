@@ -366,8 +366,9 @@ def _print_mirror(found: MirrorEstimate) -> None:
         }
 
     columns: dict[str, Column] = {"epoch": "number", "samples": "samples"}
+    nodes = "1 node" if found.nodes == 1 else f"{found.nodes:,} nodes"
     print_table(
-        f"mirrors of {found.nodes:,} nodes, {held}, copies: {found.copies}: "
+        f"mirrors of {nodes}, {held}, copies: {found.copies}: "
         f"the {needed} that train reads {fits}{about}",
         columns | write("source") | write("network") | write("disk"),
         found.epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 import time
@@ -18,6 +19,7 @@ from megablend.inspect.description import RunDescription
 from megablend.prefetch import estimate_mirror
 from megablend.prefetch.estimate_mirror import MirrorEstimate
 from megablend.prefetch.simulate_mirrors import PageReads, simulate
+from tests.cli.commands import run
 from tests.mirror.nodes import get_status, mirror
 from tests.mirror.test_runs import list_paths
 from tests.runs import make_config, write_blend, write_source
@@ -165,6 +167,16 @@ def test_of_long_runs_a_part_is_simulated(tmp_path: Path, monkeypatch: pytest.Mo
         exact = describe_mirror(config, **options)
         monkeypatch.setattr(estimate_mirror, "MAX_PAGES", 5000)
         part = describe_mirror(config, **options)
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps(config))
+        shown = run("describe", path, "--micro-batch", BATCH, "--nodes", 1, "--mirror-size", "12MB")
+    title, *table = shown.stdout.partition("mirrors of ")[2].splitlines()
+    held = "1 node, 11.4 MiB each, copies: 1: the 25.2 MiB that train reads do not fit"
+    assert title == f"{held} (estimated from a part of them)"
+    for row, epoch in zip(table[3:], part.epochs, strict=False):
+        figures = row.replace(",", "").split("│")[1:5]
+        written = f"{epoch.source_bytes / 1e9:.3f}", str(epoch.source_requests)
+        assert tuple(map(str.strip, figures)) == (str(epoch.number), str(epoch.samples), *written)
     assert exact.is_exact
     assert not part.is_exact
     for whole, some in zip(exact.epochs, part.epochs, strict=True):
@@ -178,6 +190,10 @@ def test_of_a_run_that_reads_nothing_remote_there_is_nothing(tmp_path: Path) -> 
     megablend.build(config)
     found = describe_mirror(config, micro_batch_size=1, num_nodes=1, mirror_size="1MB")
     assert (found.needed_bytes, found.epochs, found.size) == (0, (), 1_000_000)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    shown = run("describe", path, "--micro-batch", 1, "--nodes", 1, "--mirror-size", "1MB")
+    assert "\nmirror: train reads no remote data\n" in shown.stdout
     with pytest.raises(ConfigError, match="num_nodes: found 1000000, expected at most 65536"):
         describe_mirror(config, micro_batch_size=1, data_parallel_size=10**6, num_nodes=10**6)
 
