@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megablend.cli import node
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.store_options import parse_options
 from tests.cli.commands import run
+from tests.mirror.nodes import find_node, mirror
+from tests.storage.faulty import FaultySource
+from tests.storage.objects.conftest import obstore as obstore
 
 
 @pytest.mark.parametrize("storage", [{}, {"storage": {"s3://b/": {"region": "eu-west-1"}}}])
@@ -63,6 +70,42 @@ def test_a_mirror_that_was_not_begun(command: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{tmp_path / 'm'}: cannot be used for a mirror: No such file" in done.stderr
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.usefixtures("obstore")
+def test_status_scrub_and_stop(tmp_path: Path) -> None:
+    content = np.random.default_rng(1).integers(0, 256, 1_000_003, np.uint8).tobytes()
+    folder = tmp_path / "m"
+    with FaultySource({"d/x": content}) as source, mirror(folder, source.url) as settings:
+        url = f"{source.url}/d/x"
+        make_storage(objects=parse_options({"mirror": settings})).read(url, 0, len(content))
+        process = find_node(folder)
+        done = run("node", "status", folder)
+        assert f"{folder}: process {process}, megablend " in done.stdout
+        assert "\nclients: 2\nheld: 0.001 GB of 1 files\n" in done.stdout
+        done = run("node", "scrub", folder)
+        assert (done.returncode, done.stdout) == (0, "compared 0.001 GB: 0 blocks were damaged\n")
+        (copy,) = (
+            each
+            for each in folder.rglob("*")
+            if each.is_file() and each.stat().st_size >= len(content)
+        )
+        with copy.open("r+b") as file:
+            file.seek(500_000)
+            file.write(bytes([content[500_000] ^ 1]))
+        done = run("node", "scrub", folder)
+        assert done.returncode == 3
+        assert re.fullmatch(
+            rf"damaged, and dropped: .*{url}.*\ncompared 0\.001 GB: 1 blocks were damaged\n",
+            done.stdout,
+        )
+        done = run("node", "stop", folder)
+        assert (done.returncode, done.stdout) == (0, f"process {process} ends\n")
+        deadline = time.monotonic() + 100
+        while find_node(folder) is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert run("node", "status", folder).returncode == 2
 
 
 def test_an_answer_that_takes_long_is_told_once(
