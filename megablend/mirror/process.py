@@ -106,18 +106,17 @@ def make_views(
 
 
 def main() -> None:
-    """Run `python -m megablend.mirror.process`, which a rank starts with pickled settings on stdin.
-    It forks. The parent exits when the child serves clients, or with an error if the child
-    fails."""
+    """Run the process that a rank starts with pickled settings on stdin. It forks. The parent exits
+    when the child serves clients, or with an error if the child fails."""
     options, objects = pickle.load(sys.stdin.buffer)
     reading, writing = os.pipe()
     child = os.fork()
     if child:
         os.close(writing)
         message = os.fdopen(reading).read()
-        os.waitpid(child, os.WNOHANG)
-        sys.stderr.write(message.removeprefix(_READY))
-        sys.exit(0 if message.startswith(_READY) else 1)
+        is_ready = message.startswith(_READY)
+        (sys.stdout if is_ready else sys.stderr).write(message)
+        sys.exit(0 if is_ready else 1)
     os.close(reading)
     os.setsid()
     os.chdir("/")
@@ -152,7 +151,3 @@ def _log_to(path: Path) -> None:
     os.dup2(fd, 2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     LOG.info("megablend %s: node process %d", megablend.__version__, os.getpid())
-
-
-if __name__ == "__main__":
-    main()

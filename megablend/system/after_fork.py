@@ -2,8 +2,8 @@
 
 After a fork, the child replaces its locks, since a thread that exists only in the parent may have
 held them. A fork waits for modules of this package that other threads are importing.
-`start_uninterrupted` starts a process that Ctrl-C does not reach; `fill_standard_streams` comes
-before the pipes to it.
+`start_uninterrupted` starts a process that Ctrl-C does not reach, such as one of `python_command`;
+`fill_standard_streams` comes before the pipes to it.
 """
 
 from __future__ import annotations
@@ -76,6 +76,16 @@ def fill_standard_streams() -> None:
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(null, True)
     os.close(null)
+
+
+def python_command(module: str, function: str, *arguments: str) -> list[str]:
+    """Return the command of a new Python process that calls a function with strings. It imports
+    from where this process does. Python would otherwise search the working directory first, and run
+    a file `random.py` there, whoever wrote it."""
+    paths = [path for path in sys.path if path]
+    code = f"from {module} import {function}; {function}(*sys.argv[1:])"
+    code = f"import sys; sys.path[:] = {paths!a}; {code}"
+    return [sys.executable, "-c", code, *arguments]
 
 
 def start_uninterrupted(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

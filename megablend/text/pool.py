@@ -1,5 +1,5 @@
-"""A rank's worker processes, `python -m megablend.text.pool`. They receive tasks and send results
-through a connection that they inherit.
+"""A rank's worker processes. They receive tasks and send results through a connection that they
+inherit.
 
 They are new processes, not forks. Unlike the processes of `multiprocessing`, they do not run the
 caller's program a second time, so a script without `if __name__ == "__main__"` may call `build`.
@@ -11,14 +11,17 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from megablend.errors import ResourceError
-from megablend.system.after_fork import fill_standard_streams, start_uninterrupted
+from megablend.system.after_fork import (
+    fill_standard_streams,
+    python_command,
+    start_uninterrupted,
+)
 from megablend.text.engine import without_threads
 from megablend.text.parts import Entry
 from megablend.text.setup import Setup
@@ -103,13 +106,12 @@ class _Process:
         fill_standard_streams()
         self.connection, worker_end = Pipe()
         stack.callback(self.connection.close)
-        paths = os.pathsep.join(filter(None, sys.path))
         with worker_end:
             self._process = start_uninterrupted(
-                [sys.executable, "-m", __name__, str(os.getpid()), str(worker_end.fileno())],
+                python_command(__name__, "main", str(os.getpid()), str(worker_end.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is for the result of the command alone
-                env={**os.environ, **_NO_THREADS, "PYTHONPATH": paths},
+                env={**os.environ, **_NO_THREADS},
                 pass_fds=[worker_end.fileno()],
             )
         stack.callback(self._process.wait)
@@ -153,12 +155,9 @@ def _serve(connection: Connection) -> None:
             connection.send(error)
 
 
-def _main() -> None:
+def main(parent: str, descriptor: str) -> None:
+    """Run the worker process that `_Process` starts."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
+    if os.getppid() != int(parent):
         return  # the rank ended before `prctl`, so no signal will come
-    _serve(Connection(int(sys.argv[2])))
-
-
-if __name__ == "__main__":
-    _main()
+    _serve(Connection(int(descriptor)))

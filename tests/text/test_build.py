@@ -399,6 +399,18 @@ def test_a_bad_document_is_an_error_that_names_its_line(tmp_path: Path, bad: str
         build(make_config(tmp_path), processes=1)
 
 
+def test_processes_do_not_run_files_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = write_text(tmp_path / "data")
+    for module in ("select", "random", "tokenizers"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(tmp_path)
+    config = make_config(tmp_path)
+    build(config, processes=2)
+    assert read_tokens(tmp_path / "cache/tokens") == expected_tokens(config, texts)
+
+
 def test_bad_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     texts = write_text(tmp_path / "data", num_files=2)
     path = tmp_path / "data/0001.jsonl"

@@ -9,7 +9,6 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from megablend.mirror.node.frames import PROTOCOL, Kind, pack, pack_json, read_f
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.rate_limiter import JOB_SIZES
+from megablend.system.after_fork import python_command
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 from megablend.system.private_folder import find_private_folder
@@ -146,10 +146,9 @@ class Opener:
         environment = {key: os.environ[key] for key in os.environ.keys() - JOB_SIZES}
         try:
             starter = subprocess.run(
-                [sys.executable, "-m", "megablend.mirror.process"],
+                python_command("megablend.mirror.process", "main"),
                 input=pickle.dumps(settings),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 env=environment,
                 timeout=max(30.0, self.options.patience),
                 check=False,
@@ -157,8 +156,9 @@ class Opener:
         except subprocess.TimeoutExpired:
             return None
         message = starter.stderr.decode(errors="replace").strip()
-        # If there is no message, the program was killed: another start may succeed
-        if starter.returncode and message:
+        # It prints that it is ready, since its exit code is lost where SIGCHLD is ignored. If there
+        # is no message, the program was killed: another start may succeed
+        if message and not starter.stdout:
             if self.was_open:
                 self.lost_at = time.monotonic()
                 raise NodeLostError(f"the node process cannot be started: {message}")

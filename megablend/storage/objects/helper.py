@@ -15,7 +15,6 @@ import itertools
 import os
 import pickle
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,11 +25,14 @@ from typing import Any
 from megablend.errors import DataError
 from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.object_options import carrying_queries
-from megablend.system.after_fork import fill_standard_streams, start_uninterrupted
+from megablend.system.after_fork import (
+    fill_standard_streams,
+    python_command,
+    start_uninterrupted,
+)
 
 _THREADS = 64
 """The number of calls that a helper handles at a time."""
-_CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
 
 
 class Helper:
@@ -39,10 +41,9 @@ class Helper:
     def __init__(self) -> None:
         fill_standard_streams()
         self._connection, theirs = Pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", _CODE, str(theirs.fileno())]
+        command = python_command(__name__, "serve", str(theirs.fileno()))
         self._process = start_uninterrupted(
-            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
         theirs.close()
         self._lock = threading.Lock()
@@ -147,9 +148,9 @@ def closing_helper() -> Iterator[None]:
         close_helper()
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: str) -> None:
     """Answer calls until the other end is closed. Runs in the helper."""
-    connection = Connection(descriptor)
+    connection = Connection(int(descriptor))
     lock = threading.Lock()
 
     def answer(message: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import tempfile
 import threading
@@ -38,6 +39,19 @@ def test_nobody_else_can_put_a_file_where_starts_are_locked(
     assert stat.S_IMODE(made[0].stat().st_mode) == 0o700
     others = {each.name for each in temporary.iterdir()} - {made[0].name}
     assert others == ({f"megablend-{os.geteuid()}"} if is_taken else set())
+
+
+def test_a_start_that_fails_is_said_where_sigchld_is_ignored(tmp_path: Path) -> None:
+    """A process may inherit this from its parent; exit codes of its own processes are then lost."""
+    (tmp_path / "m").touch()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(ConfigError, match="m: cannot be used for a mirror: File exists"):
+            connect({"folder": str(tmp_path / "m"), "prefixes": ["s3://bucket/"]}).command(
+                Kind.STATUS
+            )
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_kill_that_was_not_noticed_yet_fails_no_request(
