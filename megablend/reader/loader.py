@@ -34,6 +34,7 @@ from megablend.reader.transform import AHEAD, Threads, Transform, transformed
 from megablend.run.fitting_steps import unfit_lanes
 from megablend.run.run_files import list_files
 from megablend.storage.store_options import find_options
+from megablend.system.failures import translating
 
 SETTINGS = (
     "generator",
@@ -243,17 +244,19 @@ class Loader:
 
     def _batches(self) -> Iterator[dict[str, Any]]:
         """Yield the batches from the sampler's position on, and count what was read for them."""
-        if self._steps is None:
-            yield from self._loader
-            return
-        if self._loader.num_workers > 0:
-            for batch, counts in self._loader:
+        batches: Iterator[Any]
+        if self._steps is None or self._loader.num_workers > 0:
+            with translating("the Loader's workers, whose locks are in /dev/shm"):
+                batches = iter(self._loader)
+            if self._steps is None:
+                yield from batches
+                return
+            for batch, counts in batches:
                 self._counts.reads = self._counts.reads.plus(counts)
                 yield batch
             return
         # Without workers, no DataLoader is used: its work per batch takes longer than reading one
         steps = self._steps
-        batches: Iterator[Any]
         if self.dataset.transform is None:
             batches = (steps[ks] for ks in self.sampler)
         else:

@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from megablend.errors import ResourceError
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """The permission bits that let other users write."""
 _VARIABLE = "MEGABLEND_KERNEL_CACHE"
@@ -130,8 +132,10 @@ def private_kernel_folder(name: Path) -> Path:
 
     MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache and the system's temporary folder are tried in
     this order. If the folder would not be private in any of them, a new temporary folder is used,
-    which is removed when this process exits. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be
-    used.
+    which is removed when this process exits. Warns of that, and if MEGABLEND_KERNEL_CACHE is set
+    but cannot be used.
+
+    Raises: ResourceError if there is no folder at all.
     """
     requested = os.environ.get(_VARIABLE)
     settings = (requested, os.environ.get("XDG_CACHE_HOME"))
@@ -140,13 +144,23 @@ def private_kernel_folder(name: Path) -> Path:
         bases.append(Path("~/.cache").expanduser())
     with contextlib.suppress(OSError):  # no writable temporary folder
         bases.append(Path(tempfile.gettempdir()) / f"megablend-{os.geteuid()}")
-    folder, problems = find_private_folder(
-        bases, Path("megablend") / "private-kernels" / name, prefix="megablend-kernels-"
-    )
+    remedy = f"set {_VARIABLE} to a folder to which only this user can write"
+    try:
+        folder, problems = find_private_folder(
+            bases, Path("megablend") / "private-kernels" / name, prefix="megablend-kernels-"
+        )
+    except OSError as error:
+        raise ResourceError(f"compiled kernels cannot be stored ({error}); {remedy}") from error
     if requested and problems:
         warnings.warn(
-            f"MEGABLEND_KERNEL_CACHE={requested} is not used: {problems[0]}; compiled kernels, which are run as code, are "
-            f"stored in {folder} instead",
+            f"{_VARIABLE}={requested} is not used: {problems[0]}; compiled kernels, which are run as code, are stored in "
+            f"{folder} instead",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    elif len(problems) == len(bases):
+        warnings.warn(
+            f"compiled kernels are not kept: each process compiles its own in {folder}; {remedy}",
             RuntimeWarning,
             stacklevel=2,
         )

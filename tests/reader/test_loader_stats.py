@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import signal
@@ -137,6 +138,24 @@ def test_a_batch_for_which_shared_memory_has_no_room_is_an_error(
         **options,
     )
     with pytest.raises(ResourceError, match="/dev/shm has no room for a worker's batch"):
+        next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.parametrize("collate_fn", [None, stacked])
+def test_workers_whose_locks_have_no_room_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collate_fn: Any
+) -> None:
+    def fail(_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config, _ = make_run(tmp_path)
+    options = {} if collate_fn is None else {"collate_fn": collate_fn}
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=2, num_workers=1, **options)
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", fail)
+    with pytest.raises(
+        ResourceError, match=r"^the Loader's workers, whose locks are in /dev/shm: No"
+    ):
         next(iter(loader))
     loader.close()
 

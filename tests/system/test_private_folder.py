@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from megablend.errors import ResourceError
 from megablend.system.private_folder import find_private_folder, private_kernel_folder, problem_with
 
 NAME = Path("megablend") / "kernels"
@@ -134,6 +135,23 @@ def test_a_named_folder_that_does_not_serve_is_said(
         private_kernel_folder(Path("node"))
         == tmp_path / "own" / "megablend" / "private-kernels" / "node"
     )
+
+
+def test_kernels_that_are_not_kept_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEGABLEND_KERNEL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+    monkeypatch.setenv("HOME", "/proc")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "open"))
+    says = r"not kept: each process compiles its own in .*/open/.*; set MEGABLEND_KERNEL_CACHE to a"
+    with pytest.warns(RuntimeWarning, match=says):
+        assert private_kernel_folder(Path("node")).parent == tmp_path / "open"
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    with pytest.raises(ResourceError, match=r"kernels cannot be stored.*; set MEGABLEND_KERNEL_C"):
+        private_kernel_folder(Path("node"))
 
 
 ATTACK = """
