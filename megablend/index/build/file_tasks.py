@@ -8,7 +8,7 @@ and progress is reported before the whole file is done.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megablend.caches.base import CacheStore
@@ -18,7 +18,7 @@ from megablend.formats.flat import DOCUMENTS
 from megablend.index.build.file_parts import join, num_parts, part_span
 from megablend.index.build.fragments import (
     Fragment,
-    fragment_answers,
+    fragment_answer,
     fragment_name,
     is_part,
     part_name,
@@ -28,7 +28,11 @@ from megablend.index.build.fragments import (
 )
 from megablend.index.build.packs import Pack, Packed, PackWriter
 from megablend.index.build.source_spec import SourceFile, SourceSpec, stat_file
-from megablend.index.tables.file_versions import request_samples, sampled_content_digest
+from megablend.index.tables.file_versions import (
+    request_samples,
+    sampled_content_digest,
+    versions_of,
+)
 from megablend.storage.base import Storage
 from megablend.storage.local import without_inodes
 from megablend.storage.parallel_map import parallel_map
@@ -114,16 +118,9 @@ def plan_work(
         # The document boundaries of a flat column can be found only by reading the whole file
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
-            # A fragment that counts documents also serves a column that does not request it
-            serving = [True] if column.read.count_documents else [True, False]
-            answers = [
-                (answer, documents)
-                for documents in serving
-                for answer in fragment_answers(column, file, documents=documents)
-            ]
-            in_pack = [each for each in answers if each[0] in packed]
-            stored = in_pack or [each for each in answers if each[0] in single_names]
-            answer, documents = stored[0] if stored else ("", column.read.count_documents)
+            in_pack = _find_answer(column, file, packed)
+            stored = in_pack or _find_answer(column, file, single_names)
+            answer, documents = stored or ("", column.read.count_documents)
             name = (
                 packed.name(answer) if in_pack else fragment_name(column, file, documents=documents)
             )
@@ -140,6 +137,21 @@ def plan_work(
                 )
             )
     return work
+
+
+def _find_answer(
+    column: SourceSpec, file: SourceFile, stored: Packed | Mapping[str, str]
+) -> tuple[str, bool] | None:
+    """Return the answer among `stored` that a file's fragment has, and whether the fragment counts
+    documents; None if there is none."""
+    # A fragment that counts documents also serves a column that does not request it
+    serving = [True] if column.read.count_documents else [True, False]
+    for version in versions_of(file.etag):
+        for documents in serving:
+            answer = fragment_answer(column, file, version, documents=documents)
+            if answer in stored:
+                return answer, documents
+    return None
 
 
 def items_of(work: Sequence[FileTask]) -> list[TaskPart]:

@@ -98,7 +98,8 @@ def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> s
     """Return the name of a file's fragment, `place-answer`. `documents` says whether the fragment
     counts documents."""
     place = hex_digest(json.dumps([column.column_name, file.name]), 8)
-    return f"{place}-{fragment_answers(column, file, documents=documents)[0]}"
+    version, _ = versions_of(file.etag)
+    return f"{place}-{fragment_answer(column, file, version, documents=documents)}"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -107,12 +108,11 @@ def split_name(name: str) -> tuple[str, str]:
     return place, answer
 
 
-def fragment_answers(column: SourceSpec, file: SourceFile, *, documents: bool) -> list[str]:
+def fragment_answer(column: SourceSpec, file: SourceFile, version: str, *, documents: bool) -> str:
     """Return `answer`, the part of the name of a file's fragment that decides whether the fragment
-    can be reused, followed by that of earlier releases."""
+    can be reused. `version` is one of `versions_of(file.etag)`."""
     read = dataclasses.replace(column.read, count_documents=documents)
-    answered = (FORMAT_VERSION, *read.cache_key(), file.size)
-    return [hex_digest(json.dumps([*answered, each])) for each in versions_of(file.etag)]
+    return hex_digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, version]))
 
 
 def is_part(name: str) -> bool:
