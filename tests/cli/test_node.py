@@ -90,6 +90,7 @@ def test_status_scrub_and_stop(tmp_path: Path) -> None:
             for each in folder.rglob("*")
             if each.is_file() and each.stat().st_size >= len(content)
         )
+        copy.chmod(0o600)
         with copy.open("r+b") as file:
             file.seek(500_000)
             file.write(bytes([content[500_000] ^ 1]))
