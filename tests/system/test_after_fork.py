@@ -38,7 +38,7 @@ def test_processes_do_not_run_files_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('run')")
-    monkeypatch.setattr(sys, "path", [*sys.path, "", "/\u00e9\udcff'"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path, "/\u00e9\udcff'"])
     command = python_command("json", "loads", "[1]")
     subprocess.run(command, cwd=tmp_path, check=True)
 

@@ -176,19 +176,14 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
         if header_bytes != end <= size and head[start : start + 1] == b"{":
             return f"an .npy file whose header ends at byte {end}"
     # As llm.c writes it, but with the magic number of another program
-    (header_count,) = struct.unpack_from("<i", head, 8)
-    stored = size - _LLMC_BYTES
-    if (
-        stored > 0
-        and header_bytes != _LLMC_BYTES
-        and stored in (2 * header_count, 4 * header_count)
-    ):
-        magic_number = int.from_bytes(head[:4], "little")
-        if magic_number not in _LLMC and not any(head[12:]):
-            return (
-                f"a file with a header of {_LLMC_BYTES} bytes that states its number of tokens (set "
-                f"`header_bytes: {_LLMC_BYTES}`)"
-            )
+    magic_number, _, header_count = struct.unpack_from("<3i", head)
+    states_count = size - _LLMC_BYTES in (2 * header_count, 4 * header_count) and header_count > 0
+    is_header = magic_number not in _LLMC and states_count and not any(head[12:])
+    if is_header and header_bytes != _LLMC_BYTES:
+        return (
+            f"a file with a header of {_LLMC_BYTES} bytes that states its number of tokens (set "
+            f"`header_bytes: {_LLMC_BYTES}`)"
+        )
     # The number of samples, where each begins, and where the last one ends: at the file's end
     count, first = struct.unpack_from("<2I", head)
     last_at = 4 * (count + 1)

@@ -27,7 +27,7 @@ _TABLE_LOGS = {
     "a Hudi": ".hoodie/hoodie.properties",
     "a Paimon": "snapshot/LATEST",
 }
-"""For each table format, with its article, a pattern for metadata files that every table of that format has."""
+"""For each table format, with its article, a pattern for metadata files that all its tables have."""
 _MAX_TOPS = 32
 """Maximum number of folders in which these files are searched for: each is four requests to an
 object store."""

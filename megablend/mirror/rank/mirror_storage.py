@@ -322,6 +322,8 @@ class _Read:
     def run(self) -> None:
         """Read the ranges if all their pages are held. Otherwise request the pages, and read when
         they are held."""
+        if self.result.done():  # `_start` failed, but a thread has taken the work nevertheless
+            return
         held = None
         copy = self.opened.copy
         try:
