@@ -167,14 +167,20 @@ def test_what_a_failing_file_system_hides_is_not_left_out(
     def fail(path: object, *_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
+    def fail_to_follow(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        """`Path.lstat` also calls `Path.stat`, but does not follow links."""
+        if follow_symlinks:
+            fail(path)
+        return os.lstat(path)
+
     storage = LocalStorage()
-    for module, name, pattern in (
-        (os, "scandir", "folder/*.x"),
-        (Path, "lstat", "folder/a.x"),
-        (Path, "stat", "link.x"),
+    for module, name, failure, pattern in (
+        (os, "scandir", fail, "folder/*.x"),
+        (Path, "lstat", fail, "folder/a.x"),
+        (Path, "stat", fail_to_follow, "link.x"),
     ):
         with monkeypatch.context() as failing:
-            failing.setattr(module, name, fail)
+            failing.setattr(module, name, failure)
             with pytest.raises(DataError, match=f"{tmp_path}.*: {os.strerror(number)}; "):
                 storage.find(f"{tmp_path}/{pattern}")
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -14,6 +14,7 @@ from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex
+from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build import fragments
 from megablend.index.build.build import Progress
 from megablend.index.build.source_spec import SourceFile, SourceSpec
@@ -262,15 +263,22 @@ def test_files_that_get_other_inodes_are_not_read_again(
 
 
 def test_what_earlier_releases_noted_with_inodes_is_still_known(
-    data: Path, cache: Path, indexed: list[str], monkeypatch: pytest.MonkeyPatch
+    data: Path,
+    cache: Path,
+    indexed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with monkeypatch.context() as earlier:
         for module in (fragments, file_versions):
             earlier.setattr(module, "versions_of", lambda etag: (etag, etag))
         digest = build(cache, spec(data)).digest
-    checker = FileChecker(open_snapshot(str(cache), digest), {"source": str(data)}, LocalStorage())
+    snapshot = open_snapshot(str(cache), digest)
+    checker = FileChecker(snapshot, {"source": str(data)}, LocalStorage())
     assert checker.check(0) is None
     assert checker.warnings == ()
+    BlockStore(snapshot, storage=LocalStorage()).read(range(snapshot.num_blocks))
+    assert caplog.text == ""
     assert build(cache, spec(data)).read == 0
     assert len(indexed) == 3
 
