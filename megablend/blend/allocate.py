@@ -46,7 +46,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     for end in ends:
         if end <= start:
             raise PlanError(
-                f"a stage ends at sample {end}; expected a sample after its first one, {start}"
+                f"a stage ends at sample {end}, but begins at sample {start}; the end must be a later sample"
             )
         residuals = [
             max(0, whole * end - before * scale)

@@ -117,8 +117,8 @@ def _run(
 
 
 def _check_alike(launch: Communicator, *, dry_run: bool) -> None:
-    """Check that all ranks run the same command of the same version, with `--dry-run` or without
-    it, since some would otherwise wait forever. All ranks must call this function. Raises:
+    """Check that all ranks run the same command and version, and agree on `--dry-run`, since some
+    would otherwise wait forever. All ranks must call this function. Raises:
     ConfigError."""
     from megablend.distributed.same_settings import check_same_settings
 

@@ -243,7 +243,7 @@ def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
 
 
 def _name_files(sample: SampleDescription) -> str:
-    """Return the name of a sample's first file, with dots if there are others."""
+    """Return the name of a sample's first file, followed by an ellipsis if there are others."""
     files = dict.fromkeys(piece.file for piece in sample.pieces)
     return next(iter(files)).rpartition("/")[2] + (", ..." if len(files) > 1 else "")
 

@@ -271,7 +271,7 @@ def _check_base(event: Any) -> None:
     if event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
         number = yaml.safe_load(event.value)
         raise _refused(
-            f"YAML reads {event.value} as the number {number}: write {number}, or the decimal number, or put text in quotes",
+            f"YAML reads {event.value} as the number {number}; write {number} if that is meant, and put text in quotes",
             event,
         )
 

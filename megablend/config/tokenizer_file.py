@@ -118,7 +118,7 @@ def _read_tokens(tokenizer: Path) -> tuple[dict[str, int], dict[str, int]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{tokenizer}: is not a tokenizer.json ({type(error).__name__}: {error}); save it again with `tokenizer.save`, or "
-            "set the number itself in the config"
+            "give `vocab_size` as a number"
         ) from error
     return added, vocab
 
@@ -170,7 +170,7 @@ def _load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot read the tokenizer: {error.strerror}; correct the path, or set the number itself in the config"
+            f"{path}: cannot read the tokenizer: {error.strerror}; correct the path, or give `vocab_size` as a number"
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
@@ -178,7 +178,7 @@ def _load(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(data, dict):
         raise ConfigError(
-            f"{path}: found {type(data).__name__}, expected the object that `tokenizer.save` writes; set the number itself in "
-            "the config"
+            f"{path}: found {type(data).__name__}, expected the object that `tokenizer.save` writes; give "
+            "`vocab_size` as a number"
         )
     return data

@@ -139,7 +139,7 @@ def amend(
         raise ConfigError("give exactly one of `at` (a sample number) and `state` (a saved state)")
     if after and state is None:
         raise ConfigError(
-            "`after` is counted from the position of a `state`; without one, add it to `at`"
+            "`after` is counted from the position of a `state`, but none is given; give a `state`, or `at` alone"
         )
     ledger = session.require_ledger()
     if state is None:

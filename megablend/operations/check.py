@@ -63,7 +63,7 @@ class CheckResult(Record):
 
     @property
     def has_problems(self) -> bool:
-        """Whether something prevents training on the run with this config, these files and these
+        """Whether something prevents training with this run and this config, these files and these
         steps."""
         return bool(self.problems or self.uncommitted or self.unfit_steps)
 

@@ -64,7 +64,7 @@ class Session:
         if self.is_cache and cache is not None:
             raise ConfigError(
                 f"found two caches, {what} and {str(cache)!r} (`--cache`), expected one; leave out "
-                "`--cache`, which is for configs only"
+                "`--cache`, which can only be used with a config"
             )
         self._cache = cache
         self._run = run

@@ -30,7 +30,7 @@ class Listing(NamedTuple):
 
     @staticmethod
     def of(entries: npt.NDArray[Any], offsets: Int64s) -> Listing:
-        """Make a listing of items."""
+        """Make a listing of `entries`, of which item i has the tokens from `offsets[i]` to `offsets[i + 1]`."""
         columns = (
             int(offsets[-1]),
             len(entries),

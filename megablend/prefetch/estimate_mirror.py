@@ -41,8 +41,8 @@ _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorEpoch:
-    """Bytes and requests of all nodes in one *epoch*, which is here as many samples as all sources
-    together have in one pass."""
+    """Bytes and requests of all nodes in one *epoch*; here an epoch is the number of samples in one
+    pass over all sources."""
 
     number: int
     samples: int

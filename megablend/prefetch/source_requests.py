@@ -109,7 +109,8 @@ class SourceRequests:
         return figures
 
     def _count_ranges(self, ranges: FileRanges, path: str) -> list[int]:
-        """Return the figures of the ranges that a read of the file at `path` requests."""
+        """Return the number of requests, the least bytes, and the bytes that `ranges` of a read of the file at
+        `path` take."""
         if ranges.is_shared:  # a dictionary
             return [0, 0, 0]
         requests = [

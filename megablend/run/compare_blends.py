@@ -56,7 +56,7 @@ def find_change(before: Blend, after: Blend) -> str | None:
 
 
 def _compare(a: dict[str, Any], b: dict[str, Any], of: str = "") -> list[Row]:
-    """Return each key of two dicts with both values.
+    """Return each key of two dicts, with its value in each.
 
     Args:
         of: text that is appended to the names of the keys.

@@ -243,7 +243,7 @@ def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
         if not any(has_source):
             raise PlanError(
                 f"run {config.run!r} reads {len(snapshots)} versions of the index, none of which has source {name!r}; index the "
-                "files as they are now (`megablend index CONFIG`), and let a stage read them (`new_data`, `megablend amend`)"
+                "files as they are (`megablend index CONFIG`), and add a stage that reads them (`new_data`, `megablend amend`)"
             )
         first = has_source.index(True)
         if not all(has_source[first:]) and name not in config.withdrawn:

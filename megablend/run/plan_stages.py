@@ -195,7 +195,7 @@ class _Planner:
         return begun
 
     def _find_gone(self, following: Stage) -> npt.NDArray[np.bool_]:
-        """Return whether the following stage's snapshot lacks each source: bool [num_sources]."""
+        """Return, for each source, whether the following stage's snapshot lacks it: bool [num_sources]."""
         gone: npt.NDArray[np.bool_] = np.array(self.tokens[following.index]) == 0
         return gone
 

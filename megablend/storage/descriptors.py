@@ -121,7 +121,7 @@ class DescriptorPool:
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
         if not self._name:
             raise TypeError(
-                "only a named pool of descriptors, shared by the process, can be pickled"
+                "a pool of descriptors can only be pickled if it is named, and so shared by the process"
             )
         return shared_pool, (self._name, self.capacity)
 

@@ -87,7 +87,7 @@ def open_again(path: Path | str, flags: int) -> int:
         return fd
     os.close(fd)
     raise OSError(
-        errno.ELOOP, "not a regular file, or one with several names (hard links)", str(path)
+        errno.ELOOP, "not a regular file, or has more than one name (hard links)", str(path)
     )
 
 

@@ -271,7 +271,7 @@ def _list_files(spec: SourceSpec, storage: Storage) -> tuple[list[TextFile], lis
         )
     if not listed:
         raise spec.complaint(
-            f"none of its files can be read: {left_out[0]}; make them readable, or replace them by regular files"
+            f"none of its files can be read: {left_out[0]}; make them readable, or replace them with regular files"
         )
     for path in listed:
         if not path.lower().endswith(_ALL_SUFFIXES):

@@ -55,7 +55,7 @@ def _load(path: Path, version: tuple[int, ...]) -> TokenizerFile:
         data = json.loads(path.read_text(encoding="utf-8"))
         deciding = {key: value for key, value in data.items() if key not in _NOT_TOKENS}
         if not isinstance(data["model"], dict):
-            raise TypeError("its model is not an object")
+            raise TypeError("its `model` is not a JSON object")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: is not a tokenizer.json ({type(error).__name__}: {error}); {_explain_remedy(path)}"

@@ -133,7 +133,7 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(
         "stages": [STAGES[0], STAGES[1] | {"sources": {"s2": {"weight": 1}}}],
     }
     with pytest.raises(
-        PlanError, match="none of which has source 's2'; index the files as they are now"
+        PlanError, match="none of which has source 's2'; index the files as they are"
     ):
         megablend.open(grown)
     megablend.build_index(grown)

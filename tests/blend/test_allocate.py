@@ -93,6 +93,7 @@ def test_wrong_weights_are_refused() -> None:
     with pytest.raises(PlanError, match="cannot divide -1 samples"):
         largest_remainder([1], -1)
     with pytest.raises(
-        PlanError, match="a stage ends at sample 5; expected a sample after its first one, 5"
+        PlanError,
+        match="a stage ends at sample 5, but begins at sample 5; the end must be a later sample",
     ):
         stage_totals([1], [5, 5])

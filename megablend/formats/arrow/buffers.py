@@ -77,7 +77,7 @@ def decompress(stored: Bytes, codec: str) -> Array:
     if num_read != size:
         actual = "more" if num_read > size else num_read
         raise BatchError(
-            f"has a {codec} buffer that states {size} bytes, but decompresses to {actual}"
+            f"has a {codec} buffer with a stated size of {size} bytes, which decompresses to {actual}"
         )
     out.flags.writeable = False
     return out[:size]

@@ -69,5 +69,5 @@ def _expand(values: list[int], count: int) -> Array:
         values = [first, *[others] * (count - 1)]
     expanded = np.array(values, np.int64)
     if len(expanded) != count:
-        raise ValueError(f"{len(expanded)} values for {count} batches")
+        raise ValueError(f"found {len(expanded)} values, expected one for each of {count} batches")
     return expanded

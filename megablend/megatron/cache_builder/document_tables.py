@@ -77,8 +77,8 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
     if _has_token_documents(store, address):
         if known is None:
             raise ConfigError(
-                f"{address}: has one token per row, so each would be a document; add `documents=file`, "
-                "`documents=row_group` or `documents=ID` of the token that ends documents"
+                f"{address}: has one token per row, and each row would be a document; add `documents=file`, "
+                "`documents=row_group`, or `documents=ID` with the id of the token that ends documents"
             )
         if launch.rank == 0:
             LOG.warning(

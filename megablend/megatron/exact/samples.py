@@ -96,7 +96,7 @@ def _end_row(
     """
     if not keep_tail:
         raise PlanError(
-            f"the documents' lengths are enough for {sample - 1:,} samples, but {samples:,} were planned; an .idx file may "
+            f"the documents are long enough for {sample - 1:,} samples only, but {samples:,} were planned; an .idx file may "
             "have changed in the meantime: build again"
         )
     if last < extra:

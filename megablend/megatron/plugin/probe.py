@@ -34,7 +34,7 @@ from megablend.system.atomic_write import replace_file
 @cache
 def known_misfit(builder: type[Any]) -> str | None:
     """Return the reason why the plugin is incompatible with the installed megatron-core; None if it
-    is compatible. A positive result is stored on this node, and later processes read it.
+    is compatible. That it is compatible is stored on this node, and later processes read it.
 
     A negative result is not stored, since it may have a temporary cause, such as a package that is
     just being updated.

@@ -41,7 +41,7 @@ def split_matrix(split: str) -> Matrix:
     """
     if re.search(r"[0-9.]\s*[eE+-]|[eE+-]\s*[0-9.]", split):
         raise ConfigError(
-            f"split {split!r}: Megatron reads digits and points only; write the proportions without signs or exponents"
+            f"split {split!r}: Megatron reads digits and decimal points only; write the proportions without signs or exponents"
         )
     try:
         parts = [float(part) for part in re.findall(r"[.0-9]+", split)]

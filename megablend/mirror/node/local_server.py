@@ -185,7 +185,7 @@ class LocalServer:
                 return pack_json(await self.commands[Kind(kind)]())
             case _:
                 raise ConfigError(
-                    f"the node process does not know requests of kind {kind}; run the same version of megablend in both "
+                    f"the node process does not recognize requests of kind {kind}; run the same version of megablend in both "
                     "processes"
                 )
         return b""

@@ -113,7 +113,7 @@ def check_fork() -> None:
 
 
 def is_used() -> bool:
-    """Return whether this process has used the client, so that children forked from now on cannot
+    """Return whether this process has used the client, in which case children forked from now on cannot
     use it."""
     return _running is not None
 

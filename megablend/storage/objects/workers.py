@@ -58,7 +58,7 @@ class _Calls(Generic[T]):
 
     async def _work(self) -> None:
         """Call the function for one item after another, and start another task if more requests are
-        admitted by now. Runs in a task."""
+        now admitted. Runs in a task."""
         while self._items_left:
             item = self._items_left.popleft()
             self._limiter.backlog -= 1

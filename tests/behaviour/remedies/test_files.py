@@ -294,7 +294,7 @@ def test_a_vocabulary_that_is_not_in_a_tokenizer(bench: Data) -> None:
     megablend.build(bench.config)
     with pytest.raises(
         ConfigError,
-        match=r"not a tokenizer.json \(KeyError: .*\); .* or set the number itself in the config",
+        match=r"not a tokenizer.json \(KeyError: .*\); .* or give `vocab_size` as a number",
     ):
         check_data(bench.config | {"vocab_size": str(path)})
     assert not check_data(bench.config | {"vocab_size": 50}).problems

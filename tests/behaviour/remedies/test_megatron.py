@@ -186,7 +186,7 @@ test_cache = table(
           r"split '9\.\.6,1': .*; expected up to three numbers such as (969,30,1)$",
           give(split="{1}")),
     fault("a split with exponents", give(split="9e2,30,1"),
-          "split '9e2,30,1': Megatron reads digits and points only; write the proportions without signs or exponents",
+          "split '9e2,30,1': Megatron reads digits and decimal points only; write the proportions without signs or exponents",
           give(split="900,30,1")),
     fault("no cache folder", give(data_cache_path=""),
           r"no cache folder is set \(--data-cache-path, path_to_cache\); set the one that training will use$",

@@ -202,7 +202,7 @@ def test_a_flat_column_needs_its_documents(
 ) -> None:
     word = write_flat(tmp_path / "data", kind)
     cache = str(tmp_path / "cache")
-    says = r"ids: has one token per row, .*`documents=file`, `documents=row_group` or `documents=ID` of the token"
+    says = r"ids: has one token per row, .*`documents=file`, `documents=row_group`, or `documents=ID` with the id of the token"
     with pytest.raises(ConfigError, match=says):
         build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
     with monkeypatch.context() as before:  # as versions that did not ask
