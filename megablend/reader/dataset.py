@@ -156,9 +156,22 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         damaged."""
         return self.run.store.read_blocks(block_ids)
 
-    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
+    def state_dict(
+        self, consumed_samples: int | None = None, from_beginning: bool | None = None
+    ) -> dict[str, Any]:
         """Return the state after `consumed_samples` samples (default: `self.consumed_samples`), as
-        a JSON-serializable dict."""
+        a JSON-serializable dict.
+
+        Args:
+            from_beginning: not supported. Composer passes it, for MosaicML's own datasets.
+
+        Raises: StateError if `from_beginning` is given.
+        """
+        if from_beginning is not None:
+            raise StateError(
+                "Composer saves the state of the dataset of a DataLoader, and would resume at the wrong sample; pass it "
+                "train_dataloader=megablend.Loader(...), not a DataLoader"
+            )
         ledger = self.run.ledger
         if consumed_samples is None:
             consumed_samples = self.consumed_samples

@@ -3,8 +3,10 @@ the batches that workers have read ahead."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +19,12 @@ from megablend.index.verify.check_files import FileChecker
 from megablend.prefetch.memory_budget import batches_of
 from megablend.prefetch.memory_need import check_memory
 from megablend.reader.batch_dataset import BatchDataset
-from megablend.reader.callers import count_of_lightning
+from megablend.reader.callers import (
+    begins_pass,
+    count_of_lightning,
+    warn_if_composer_skips,
+    warn_if_taken_ahead,
+)
 from megablend.reader.dataset import Dataset
 from megablend.reader.file_watch import FileWatch
 from megablend.reader.loader_stats import (
@@ -51,7 +58,12 @@ SETTINGS = (
 """Names of the attributes of a DataLoader that a Loader also has."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+MAX_EMPTY = 1000
+"""The number of iterations in succession that may begin at the end of the run. A program that
+begins so many waits for batches that never come."""
+
+
+@dataclass(slots=True, eq=False)
 class _Pass:
     """An iteration in progress."""
 
@@ -62,7 +74,11 @@ class _Pass:
 class Loader:
     """An iterable over the batches of one data-parallel rank, from the run's current position on.
 
-    Iteration continues after the last batch yielded, also in a new iterator. `state_dict()` and
+    Iteration continues after the last batch yielded, also in a new iterator. All iterators of a
+    Loader share its position: each batch is yielded once, and after `load_state_dict` an iteration
+    in progress continues at the loaded position. They may not be used in several threads at the
+    same time. In an iteration that Lightning or Composer begins, validation starts at the first
+    sample. `state_dict()` and
     `load_state_dict()` follow the Stateful protocol of torchdata and torch.distributed.checkpoint.
     Loaders over the same dataset are independent.
 
@@ -130,6 +146,10 @@ class Loader:
             dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size
         )
         self._position_lost = False
+        self._process = os.getpid()
+        """The id of the process that made the Loader, of which a worker has a copy."""
+        self._num_empty = 0
+        """Number of iterations in succession that have begun at the end of the run."""
         self._pass: _Pass | None = None
         # Batches before the loaded state that Lightning includes in its count of the next iteration
         self._counted_before = 0
@@ -173,11 +193,14 @@ class Loader:
 
         After `load_state_dict`, this is the number of remaining batches; `batches_total` is the
         number for the whole run. If Lightning has loaded the state from its checkpoint, the batches
-        that Lightning has already counted are added.
+        that Lightning has already counted are added. For validation, Lightning and Composer get the
+        number of a full pass.
         """
         if self._pass is not None:
             return self._pass.num_batches
-        self.sampler.consumed_samples = self.consumed_samples
+        if begins_pass() and self.dataset.run.split != "train":
+            return self.batches_total
+        self.sampler.seek(self.consumed_samples)
         return self._counted_before + len(self.sampler)
 
     @property
@@ -203,7 +226,7 @@ class Loader:
 
     def next_indices(self) -> Iterator[list[int]]:
         """Yield the sample numbers of `batch_sampler`."""
-        self.sampler.consumed_samples = self.consumed_samples
+        self.sampler.seek(self.consumed_samples)
         self._position_lost = self._loader.num_workers > 0
         try:
             for ks in self.sampler:
@@ -215,23 +238,47 @@ class Loader:
             self._watch.stop()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.sampler.consumed_samples = self.consumed_samples
+        is_training = self.dataset.run.split == "train"
+        if begins_pass() and not is_training:
+            self.consumed_samples = 0
+        elif is_training:
+            warn_if_taken_ahead()
+            if self.consumed_samples > 0:
+                warn_if_composer_skips(self.consumed_samples)
+        self._warn_of_copies()
+        self.sampler.seek(self.consumed_samples)
         self.sampler.check_steps()  # before workers start, rather than at the step that does not fit
         self.consumed_samples = self.sampler.next_start()
+        self._check_end()
         self._pass = _Pass(self._counted_before + len(self.sampler))
         self._counted_before = 0
         return self._yield_batches(self._pass)
 
     def _yield_batches(self, current: _Pass) -> Iterator[dict[str, Any]]:
         """Yield the batches of an iteration. The position advances with each batch, and files are
-        watched until the iteration ends."""
-        self.sampler.consumed_samples = self.consumed_samples
+        watched until the iteration ends.
+
+        Where the position has moved otherwise, since a state was loaded or another iteration has
+        begun, reading begins again at the new position.
+        """
+        position: int | None = None  # where this iteration has left the Loader
+        batches: Iterator[Any] = iter(())
         try:
-            for batch in self._counts.watch(self._batches()):
+            while True:
+                if self.consumed_samples != position or self._pass is not current:
+                    if position is not None and not self.sampler.steps_after(self.consumed_samples):
+                        break  # rather than begin another pass over validation
+                    batches = self._begin(current)
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
                 # Only after a DataLoader's workers were forked
                 self._watch.start(self.consumed_samples)
                 self._watch.raise_found()
-                self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
+                self._num_empty = 0
+                position = self.sampler.next_step(self.consumed_samples)[1]
+                self.consumed_samples = position
                 yield batch
         except MegablendError:
             self.close()
@@ -241,6 +288,60 @@ class Loader:
             if self._pass is current:  # unless another iteration has begun since
                 self._pass = None
         self.close()
+
+    def _begin(self, current: _Pass) -> Iterator[Any]:
+        """Begin to read at the Loader's position, as the iteration in progress."""
+        self.sampler.seek(self.consumed_samples)
+        if self._pass is not current:
+            current.num_batches = self._counted_before + len(self.sampler)
+            self._counted_before = 0
+            self._pass = current
+        return self._counts.watch(self._batches())
+
+    def _check_end(self) -> None:
+        """Warn if an iteration of a training run that has been read begins at its end.
+
+        Raises: StateError if a program begins one after another.
+        """
+        run = self.dataset.run
+        if self.consumed_samples == 0 or len(self.sampler) > 0:
+            return
+        self._num_empty += 1
+        if self._num_empty >= MAX_EMPTY:
+            raise StateError(
+                f"the Loader was iterated {MAX_EMPTY} times after the end of the run, which has {run.num_samples} samples: the "
+                "program waits for more; end it by `batches_total`, or extend the run (`samples` or `epochs` in the config)"
+            )
+        warnings.warn(
+            f"the run is read: {self.consumed_samples} of its {run.num_samples} samples are consumed, and this iteration yields "
+            "no batch; to train longer, extend the run (`samples` or `epochs` in the config)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def _warn_of_copies(self) -> None:
+        """Warn if a worker of another DataLoader iterates its copy of this Loader."""
+        worker = torch.utils.data.get_worker_info()
+        if worker is None or self._process == os.getpid():
+            return
+        repeated = (
+            f", and each of the {worker.num_workers} workers yields the same batches"
+            if worker.num_workers > 1
+            else ""
+        )
+        warnings.warn(
+            "a Loader is iterated in a worker of another DataLoader: the state of the Loader in the training process does not "
+            f"advance{repeated}; iterate the Loader itself, with its own num_workers=",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which has the position but no iteration in progress and
+        no workers."""
+        loader = copy(self._loader)
+        loader.__dict__["_iterator"] = None  # that of persistent workers
+        return {**self.__dict__, "_loader": loader, "_pass": None}
 
     def _batches(self) -> Iterator[dict[str, Any]]:
         """Yield the batches from the sampler's position on, and count what was read for them."""
@@ -321,6 +422,7 @@ class Loader:
             self._check_memory(first=self.sampler.next_start())
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False
+        self._num_empty = 0
         self._pass = None
         self._counted_before = count_of_lightning(default=self.batches_total - len(self.sampler))
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from megablend.config.numbers import whole_number
-from megablend.errors import ConfigError
-from megablend.reader.callers import refuse_second_split, warn_if_skipped_too
+from megablend.errors import ConfigError, StateError
+from megablend.reader.callers import is_taken_ahead, refuse_second_split, warn_if_skipped_too
 from megablend.reader.dataset import Dataset
 from megablend.reader.ranks import DataParallelGroup, resolve_rank
 from megablend.run.fitting_steps import unfit_step
@@ -89,6 +89,9 @@ class PretrainingSampler(Sampler[list[int]]):
         self._resumed_at = self.consumed_samples
         """The position at which this sampler began, or the position of the state that was loaded
         last."""
+        self._taken_ahead_to: int | None = None
+        """The position up to which a DataLoader has taken batches ahead for its workers; None where
+        batches are taken when they are needed."""
         # A position that nobody gave may still come from `load_state_dict`.
         if consumed_samples is not None or dataset.consumed_samples:
             self.check_steps()
@@ -136,6 +139,9 @@ class PretrainingSampler(Sampler[list[int]]):
         refuse_second_split()
         self.check_steps()
         start = self.next_start()
+        if self.dataset.run.split == "train" and self.steps_after(start) > 0:
+            self._check_position()
+        is_ahead = is_taken_ahead()
         if 0 < start == self._resumed_at:
             warn_if_skipped_too(start)
         for _ in range(self.steps_after(start)):
@@ -143,18 +149,43 @@ class PretrainingSampler(Sampler[list[int]]):
             begin = start + self.data_parallel_rank * self.micro_batch_size
             # Before the yield: the state includes the batch that was just yielded
             self.consumed_samples = stop
+            self._taken_ahead_to = stop if is_ahead else None
             yield list(range(begin, min(begin + self.micro_batch_size, stop)))
             start = stop
 
+    def seek(self, consumed_samples: int) -> None:
+        """Continue at a position, which is not checked."""
+        self.consumed_samples = consumed_samples
+        self._taken_ahead_to = None
+
+    def _check_position(self) -> None:
+        """Check that the position is known. At the end of the run, where all batches may have
+        arrived, only warn if it is not. Raises: StateError."""
+        if self._taken_ahead_to != self.consumed_samples:
+            return
+        problem = (
+            f"the position is {self.consumed_samples}, but a DataLoader's workers have taken batches ahead, which may not have "
+            "been trained on; use megablend.Loader, torchdata's StatefulDataLoader or num_workers=0, or count trained samples "
+            "yourself: dataset.state_dict(trained)"
+        )
+        if self.steps_after(self.consumed_samples) > 0:
+            raise StateError(problem)
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the batches yielded so far."""
+        """Return the state after the batches yielded so far.
+
+        Raises: StateError if a DataLoader with workers has taken batches ahead, so that it is not
+            known which of them were trained on.
+        """
+        self._check_position()
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the position of a saved state. The number of ranks and the micro batch size
         may differ from those of the saved state.
         Raises: StateError; ConfigError, see `check_steps`."""
-        self.consumed_samples = self.dataset.check_state(state)
+        self.seek(self.dataset.check_state(state))
         self._resumed_at = self.consumed_samples
         self.check_steps()
 

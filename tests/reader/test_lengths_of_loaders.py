@@ -37,7 +37,8 @@ def test_it_is_what_an_iteration_yields_in_all(
     iterator = iter(loader)
     assert [len(loader) for _ in iterator] == [BATCHES] * BATCHES
     assert (len(loader), loader.batches_total) == (0, BATCHES)
-    assert list(loader) == []
+    with pytest.warns(RuntimeWarning, match="the run is read"):
+        assert list(loader) == []
 
 
 def test_an_iteration_that_is_left_leaves_the_rest(config: dict[str, Any]) -> None:

@@ -49,7 +49,8 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(config: dict[str, Any]) -> 
         [batch["tokens"] for _, batch in zip(range(n), running, strict=False)] for n in (3, 2, 50)
     ]
     assert [len(part) for part in parts] == [3, 2, 19]
-    assert list(running) == []  # the run is over; it does not begin again unasked
+    with pytest.warns(RuntimeWarning, match="the run is read"):
+        assert list(running) == []  # it does not begin again unasked
 
 
 def test_validation_begins_again(tmp_path: Path, config: dict[str, Any]) -> None:
