@@ -301,17 +301,19 @@ class Loader:
     def _check_end(self) -> None:
         """Warn if an iteration of a training run that has been read begins at its end.
 
-        Raises: StateError if a program begins one after another.
+        Raises: StateError if a program begins one after another that yields no batch.
         """
         run = self.dataset.run
-        if self.consumed_samples == 0 or len(self.sampler) > 0:
+        if len(self.sampler) > 0:
             return
         self._num_empty += 1
         if self._num_empty >= MAX_EMPTY:
             raise StateError(
-                f"the Loader was iterated {MAX_EMPTY} times after the end of the run, which has {run.num_samples} samples: the "
+                f"the Loader was iterated {MAX_EMPTY} times at the end of the run, which has {run.num_samples} samples: the "
                 "program waits for more; end it by `batches_total`, or extend the run (`samples` or `epochs` in the config)"
             )
+        if self.consumed_samples == 0:
+            return  # the run is shorter than a step, of which the sampler has warned
         warnings.warn(
             f"the run is read: {self.consumed_samples} of its {run.num_samples} samples are consumed, and this iteration yields "
             "no batch; to train longer, extend the run (`samples` or `epochs` in the config)",

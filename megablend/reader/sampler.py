@@ -166,7 +166,7 @@ class PretrainingSampler(Sampler[list[int]]):
         problem = (
             f"the position is {self.consumed_samples}, but a DataLoader's workers have taken batches ahead, which may not have "
             "been trained on; use megablend.Loader, torchdata's StatefulDataLoader or num_workers=0, or count trained samples "
-            "yourself: dataset.state_dict(trained)"
+            "yourself: dataset.state_dict(dataset.position(trained))"
         )
         if self.steps_after(self.consumed_samples) > 0:
             raise StateError(problem)

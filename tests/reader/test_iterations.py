@@ -134,6 +134,17 @@ def test_a_loop_that_never_ends_is_ended(config: dict[str, Any]) -> None:
     assert len(list(loader)) == BATCHES
 
 
+def test_so_is_a_loop_over_a_run_shorter_than_a_step(config: dict[str, Any]) -> None:
+    config |= {"run": "short", "samples": BATCH - 1}
+    megablend.build(config)
+    with pytest.warns(RuntimeWarning, match="the sampler yields no batches"):
+        loader = make_loader(config)
+    for _ in range(999):
+        assert list(loader) == []
+    with pytest.raises(megablend.StateError, match=r"1000 times.*end"):
+        list(loader)
+
+
 class Whole(IterableDataset[Any]):
     """A Loader as an IterableDataset, as users write it."""
 
@@ -201,7 +212,7 @@ def test_a_samplers_position_is_not_that_of_batches_which_workers_took_ahead(
     batches = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
     running = iter(batches)
     next(running)
-    told = r"workers have taken batches ahead.*dataset\.state_dict\(trained\)"
+    told = r"workers have taken batches ahead.*dataset\.state_dict\(dataset\.position\(trained\)\)"
     with pytest.raises(megablend.StateError, match=told):
         sampler.state_dict()
     with pytest.raises(megablend.StateError, match=told):
