@@ -31,6 +31,7 @@ from megablend.megatron.plugin.config import (
     idx_folder,
     pairs_of,
 )
+from megablend.megatron.plugin.megatron_code import find_replaced_function
 from megablend.megatron.request.address import PAIR, is_in_object_store, parse_address
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -129,16 +130,21 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return expected
 
     def _can_read_fast(self) -> bool:
-        """Return whether `_read_fast` supports datasets of this class and config."""
+        """Return whether `_read_fast` supports datasets of this class and config.
+
+        Subclasses, and functions that replace Megatron's, may change any sample, not only the first
+        one: fill-in-the-middle, for example, changes some at random.
+        """
         from megablend.megatron.plugin.documents import PairDocuments
 
         return (
-            type(self).__getitem__ is MegablendGPTDataset.__getitem__
+            type(self) is MegablendGPTDataset
             and isinstance(self.dataset, PairDocuments)
             and bool(self.masks_and_position_ids_are_cacheable)
             and bool(self.config.add_extra_token_to_sequence)
             and not getattr(self.config, "inter_document_masking", False)
             and is_tried(installed_version())
+            and find_replaced_function() is None
         )
 
     def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:

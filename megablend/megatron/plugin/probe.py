@@ -6,7 +6,8 @@ megatron-core's code, and by building tiny datasets with both.
 
 A version that differs in any of these, or on which the builds fail, is refused with a message that
 says how; the version number does not matter. The first check is in `megatron_code`, the other in
-`tiny_datasets`. They run once per node. If the version is compatible, this is recorded in a file:
+`tiny_datasets`. They run once per node, or, where something has replaced functions of Megatron, in
+every process. If the version is compatible, this is recorded in a file:
 
 <kernel cache>/megatron-<digest>.json     these versions of Megatron's code and ours are compatible
 """
@@ -26,7 +27,7 @@ import numpy as np
 from megablend.errors import CacheError
 from megablend.jit import cache_dir
 from megablend.megatron.core import GPTDataset, installed_version
-from megablend.megatron.plugin.megatron_code import find_waiting_function
+from megablend.megatron.plugin.megatron_code import find_replaced_function, find_waiting_function
 from megablend.megatron.plugin.tiny_datasets import compare_builds
 from megablend.system.atomic_write import replace_file
 
@@ -37,8 +38,11 @@ def known_misfit(builder: type[Any]) -> str | None:
     is compatible. That it is compatible is stored on this node, and later processes read it.
 
     A negative result is not stored, since it may have a temporary cause, such as a package that is
-    just being updated.
+    just being updated. Where functions of Megatron were replaced in this process, nothing is read or
+    stored: what they do is not in the files whose digest names the result.
     """
+    if find_replaced_function() is not None:
+        return find_misfit(builder)
     path = cache_dir() / f"megatron-{_digest()}.json"
     try:
         stored: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]

@@ -339,6 +339,56 @@ def test_classes_of_the_user_are_asked_for_each_sample(
         assert [own[k]["tokens"].tolist() for k in (1, 5)] == expected
 
 
+def reversed_where_odd(tokens: Any) -> Any:
+    """Reverse the tokens of some samples, as fill-in-the-middle changes some."""
+    return tokens[::-1].copy() if tokens[0] % 2 else tokens
+
+
+class Sometimes(MegablendGPTDataset):
+    """A dataset that changes only some samples."""
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
+        tokens, *others = super()._query_document_sample_shuffle_indices(idx)
+        return (reversed_where_odd(tokens), *others)
+
+
+@pytest.mark.parametrize("how", ["subclass", "replaced method", "added method"])
+def test_samples_are_asked_for_one_by_one_where_only_some_are_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(14))
+    config = plugin_config(tmp_path / "cache", blend=([prefix], None), split="1")
+    plain = build(MegablendGPTDataset, config, [60, 0, 0])[0]
+    texts = [plain._query_document_sample_shuffle_indices(k)[0] for k in range(60)]
+    cls: type[Any] = MegablendGPTDataset
+    if how == "subclass":
+        cls = Sometimes
+    elif how == "replaced method":
+        query = GPTDataset._query_document_sample_shuffle_indices
+
+        def _query(self: Any, idx: int) -> tuple[Any, ...]:
+            tokens, *others = query(self, idx)
+            return (reversed_where_odd(tokens), *others)
+
+        monkeypatch.setattr(GPTDataset, "_query_document_sample_shuffle_indices", _query)
+    else:
+
+        def _getattribute(self: Any, name: str) -> Any:
+            found = object.__getattribute__(self, name)
+            if name != "_query_document_sample_shuffle_indices":
+                return found
+            return lambda idx: (reversed_where_odd(found(idx)[0]), *found(idx)[1:])
+
+        monkeypatch.setattr(GPTDataset, "__getattribute__", _getattribute, raising=False)
+    own = build(cls, config, [60, 0, 0])[0]
+    unchanged_first = sorted(range(60), key=lambda k: int(texts[k][0]) % 2)
+    assert {int(text[0]) % 2 for text in texts} == {0, 1}
+    for k in unchanged_first:
+        expected = reversed_where_odd(texts[k])[:-1].tolist()
+        assert own[k]["tokens"].tolist() == expected
+        assert own.__getitems__([k])[0]["tokens"].tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("where", "name", "value"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +20,9 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError
 from megablend.megatron import MegablendDatasetBuilder, core
-from megablend.megatron.plugin import probe
+from megablend.megatron.plugin import megatron_code, probe
 from megablend.megatron.plugin.documents import PairDocuments
+from megablend.megatron.plugin.megatron_code import find_replaced_function
 
 Change = Callable[[pytest.MonkeyPatch], None]
 
@@ -59,6 +62,22 @@ def another_barrier(patch: pytest.MonkeyPatch) -> None:
 
     _load.__module__ = gpt_dataset.__name__
     patch.setattr(GPTDataset, "_load", _load, raising=False)
+
+
+def a_wrapped_barrier(patch: pytest.MonkeyPatch) -> None:
+    """Put there by another package."""
+    query = GPTDataset._query_document_sample_shuffle_indices
+
+    @functools.wraps(query)
+    def wait(self: Any, idx: int) -> Any:
+        torch.distributed.barrier()
+        return query(self, idx)
+
+    patch.setattr(GPTDataset, "_query_document_sample_shuffle_indices", wait)
+
+
+def a_barrier_of_another_package(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GPTDataset, "__len__", lambda self: torch.distributed.barrier() or 7)
 
 
 def another_shuffle(patch: pytest.MonkeyPatch) -> None:
@@ -106,6 +125,11 @@ def an_error(patch: pytest.MonkeyPatch) -> None:
             r"^tiny datasets \(several_epochs\): Megatron does not open datasets by build_generic_dataset$",
         ),
         (another_barrier, r"^gpt_dataset\._load waits for other ranks$"),
+        (
+            a_wrapped_barrier,
+            r"^gpt_dataset\._query_document_sample_shuffle_indices waits for other ranks$",
+        ),
+        (a_barrier_of_another_package, r"^gpt_dataset\.__len__ waits for other ranks$"),
         (
             another_shuffle,
             r"^tiny datasets \(several_epochs\): Megatron builds a different shuffle_index for GPTDataset$",
@@ -199,6 +223,62 @@ def test_an_outcome_is_kept_as_long_as_nothing_changes(
     assert len(probed) == 7
     assert ask() is None
     assert len(probed) == 7
+
+
+def test_an_outcome_is_for_megatrons_own_functions(
+    tmp_path: Path, probed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other packages replace is in no file of Megatron's: it is looked at in each process."""
+    for number in (1, 2):
+        with monkeypatch.context() as patch:
+            another_name(patch)
+            assert ask() is None
+        assert len(probed) == number
+        assert list(tmp_path.iterdir()) == []
+    assert [ask(), ask()] == [None] * 2
+    assert len(probed) == 3
+    with monkeypatch.context() as patch:
+        another_name(patch)
+        assert ask() is None
+    assert len(probed) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (a_wrapped_barrier, "gpt_dataset.GPTDataset._query_document_sample_shuffle_indices"),
+        (another_name, "gpt_dataset.GPTDataset._key_config_attributes"),
+        (another_shuffle, "gpt_dataset._build_shuffle_index"),
+        (another_barrier, "gpt_dataset.GPTDataset._load"),
+        (
+            a_method_less,
+            "blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder._build_megatron_dataset_splits",
+        ),
+    ],
+)
+def test_functions_that_were_replaced_are_found(
+    change: Change, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_replaced_function() is None
+    with monkeypatch.context() as patch:
+        change(patch)
+        assert find_replaced_function() == name
+    assert find_replaced_function() is None
+
+
+def test_a_module_without_its_file_is_not_known_to_be_megatrons_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for loader in (
+        None,
+        types.SimpleNamespace(get_code=lambda name: Path("/nowhere").read_bytes()),
+    ):
+        monkeypatch.setattr(gpt_dataset, "__loader__", loader)
+        megatron_code._codes_of_file.cache_clear()
+        assert find_replaced_function() == "gpt_dataset"
+    monkeypatch.undo()
+    megatron_code._codes_of_file.cache_clear()
+    assert find_replaced_function() is None
 
 
 def test_a_misfit_is_looked_for_again_by_the_next_process(

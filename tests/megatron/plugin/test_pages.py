@@ -104,6 +104,19 @@ def test_what_these_orders_do_not_have(
         assert len(build(plugin_config(tmp_path / f"{number}", **options(words, **each)))[0]) >= 400
 
 
+def test_a_class_of_the_user_is_refused(tmp_path: Path, words: list[str]) -> None:
+    """It would not be asked for any sample."""
+
+    class Own(MegablendGPTDataset): ...
+
+    says = (
+        "order: page makes the samples of MegablendGPTDataset, and Own would not be asked for any"
+    )
+    config = plugin_config(tmp_path / "cache", **options(words))
+    with pytest.raises(ConfigError, match=says):
+        MegablendDatasetBuilder(Own, SIZES, lambda: True, config).build()
+
+
 def test_a_partial_sequence_that_megatron_cannot_keep(tmp_path: Path, words: list[str]) -> None:
     partial = options(
         words, order="megatron", random_seed=1, drop_last_partial_validation_sequence=False
