@@ -222,10 +222,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         first used."""
         if not self.is_built_on_rank():
             return [None, None, None]
-        if self._in_pages:
-            from megablend.megatron.plugin.pages import open_pages
+        if self._uses_own_plan:
+            from megablend.megatron.plugin.own_orders import open_own_orders
 
-            return list(open_pages(self.config, self.sizes))
+            return list(open_own_orders(self.config, self.sizes))
         if self._is_our_class:
             check_sequence_counts(self.config)
         self._marker = marker
@@ -256,10 +256,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """Build the files that are missing in the cache. All ranks of the launch must call this
         method."""
         cache = cache_of(self.config)
-        if self._in_pages:
-            from megablend.megatron.plugin.pages import build_pages
+        if self._uses_own_plan:
+            from megablend.megatron.plugin.own_orders import build_own_orders
 
-            build_pages(self.config, self.sizes, launch)
+            build_own_orders(self.config, self.sizes, launch)
             return
         from megablend.megatron.cache_builder.build_cache import prepare_cache
         from megablend.megatron.cache_builder.catalog import build_catalog
@@ -317,7 +317,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     @property
     def _has_marker(self) -> bool:
         """Whether this rank uses a cache that gets a completion marker when it is built."""
-        return self.is_built_on_rank() and not self._in_pages
+        return self.is_built_on_rank() and not self._uses_own_plan
 
     @property
     def _is_our_class(self) -> bool:
@@ -325,7 +325,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return issubclass(self.cls, MegablendGPTDataset)
 
     @cached_property
-    def _in_pages(self) -> bool:
+    def _uses_own_plan(self) -> bool:
         """Whether samples come from megablend's own plan."""
         return uses_own_plan(self.config) and self._is_our_class
 

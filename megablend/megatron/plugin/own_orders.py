@@ -32,7 +32,7 @@ from megablend.storage.location import make_absolute
 Blend = tuple[Sequence[str], Sequence[float] | None]
 
 
-class PageOrderDataset(MegablendGPTDataset):
+class OwnOrderDataset(MegablendGPTDataset):
     """A GPTDataset of the samples of one split. Masks, labels and padding are made by the installed
     GPTDataset.
 
@@ -60,7 +60,10 @@ class PageOrderDataset(MegablendGPTDataset):
         members: dict[str, Any] = super().__getitem__(idx)
         if len(self.dataset.run.sources) == 1:
             return members
-        return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **members}
+        return {
+            "dataset_id": self.dataset.run.plan.locate(self._sample_number(idx or 0))[0],
+            **members,
+        }
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
         """Return the dicts of several samples. Their blocks are read together. Raises: see
@@ -69,7 +72,9 @@ class PageOrderDataset(MegablendGPTDataset):
         with suppress(DataError, IndexError):  # raised below, where it names its sample
             self._batch = dict(
                 zip(
-                    wanted, self.dataset.samples([self._sample(idx) for idx in wanted]), strict=True
+                    wanted,
+                    self.dataset.samples([self._sample_number(idx) for idx in wanted]),
+                    strict=True,
                 )
             )
         try:
@@ -80,11 +85,11 @@ class PageOrderDataset(MegablendGPTDataset):
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
         """Return the tokens of a sample, as GPTDataset's method of this name does, but with an
         empty array of document numbers: in these orders, documents are not numbered."""
-        sample = self._batch.get(int(idx)) or self.dataset.sample(self._sample(idx))
+        sample = self._batch.get(int(idx)) or self.dataset.sample(self._sample_number(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
 
-    def _sample(self, idx: int) -> int:
+    def _sample_number(self, idx: int) -> int:
         """Return the sample number for index `idx`. Indices do not count skipped samples."""
         run: Dataset = self.dataset
         return run.skips.position(int(idx))
@@ -93,7 +98,7 @@ class PageOrderDataset(MegablendGPTDataset):
         return None, None, None
 
 
-def build_pages(
+def build_own_orders(
     config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator
 ) -> None:
     """Index the data and commit the run. All ranks of the launch must call this function. Raises:
@@ -101,15 +106,15 @@ def build_pages(
     build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
 
-def open_pages(
+def open_own_orders(
     config: MegablendDatasetConfig, sizes: Sequence[int | None]
-) -> list[PageOrderDataset | None]:
+) -> list[OwnOrderDataset | None]:
     """Open the datasets of train, valid and test; None for a split without data. Raises: CacheError
     if the run was not built or must be extended, or if a table of documents is missing or damaged,
     which a build makes again; PlanError."""
     settings = run_config(config, sizes)
     storage = make_dataset_storage(config)
-    datasets: list[PageOrderDataset | None] = []
+    datasets: list[OwnOrderDataset | None] = []
     for split, name in enumerate(("train", "valid", "test")):
         if sizes[split] == 0 or not settings.has_split(name):
             datasets.append(None)
@@ -118,7 +123,7 @@ def open_pages(
             for source in settings.sources_needing_lengths:
                 open_table(run.store.snapshot, run.store.snapshot.sources.numbers[source])
             dataset = Dataset(run, skips=skips_of(run))
-            datasets.append(PageOrderDataset(dataset, Split(split), config))
+            datasets.append(OwnOrderDataset(dataset, Split(split), config))
     return datasets
 
 
