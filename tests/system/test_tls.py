@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from megablend.system.tls import make_tls_context
-from tests.mirror.peers.test_signing import Authority, authorities
+from tests.certificates import Authority, authorities
 
 __all__ = ["authorities"]
 

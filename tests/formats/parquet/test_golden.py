@@ -11,6 +11,7 @@ import pytest
 
 from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT
 from tests.formats.parquet_files import check
+from tests.pyarrow_versions import INSTALLED
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = ["mid_row_v1_plain", "mid_row_v1_zstd_nulls", "mid_row_v1_dictionary", "mid_row_v1_delta"]
@@ -72,7 +73,8 @@ def test_long_rows_whose_levels_are_counted_wrong(tmp_path: Path, kind: str, cas
     write_long_rows(tmp_path, "now")
     golden = check(GOLDEN / f"pyarrow25_long_{kind}_{case}.parquet", rows)
     now = check(tmp_path / f"now_long_{kind}_{case}.parquet", rows)
-    assert golden.blocks["tokens"].tolist() == now.blocks["tokens"].tolist()
+    if INSTALLED >= 19:  # earlier ones divide long rows into other pages
+        assert golden.blocks["tokens"].tolist() == now.blocks["tokens"].tolist()
     # Levels of required lists are 0 and 1 alone, so both of their histograms are wrong
     is_told = kind == "required" and case in ("indexed", "large_batches")
     assert (golden.note is not None) == is_told

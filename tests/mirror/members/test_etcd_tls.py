@@ -16,12 +16,12 @@ from megablend.mirror.members.etcd import Etcd, EtcdAwayError
 from megablend.mirror.peers.signing import make_contexts
 from megablend.storage.mirror_options import TlsFiles
 from megablend.system.tls import make_tls_context
+from tests.certificates import Authority
 from tests.mirror.catalog.test_cluster_datasets import keys, services
 from tests.mirror.catalog.test_datasets import MIXED, check_folder, make_files
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.members.test_etcd import _can_write, call, make_users, work
 from tests.mirror.nodes import get_status
-from tests.mirror.peers.test_signing import Authority
 
 __all__ = ["keys"]
 

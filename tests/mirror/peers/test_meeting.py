@@ -27,9 +27,9 @@ from megablend.mirror.peers import assembly
 from megablend.mirror.peers.meeting import Joining
 from megablend.system.close_server import close_server
 from megablend.system.limited_json import parse_json
+from tests.certificates import Authority
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
-from tests.mirror.peers.test_signing import Authority
 from tests.storage.faulty import FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")

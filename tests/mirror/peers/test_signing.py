@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -31,6 +30,9 @@ from megablend.mirror.peers.signing import (
 )
 from megablend.storage.mirror_options import MirrorOptions, TlsFiles
 from megablend.system.tls import make_tls_context
+from tests.certificates import Authority, authorities
+
+__all__ = ["authorities"]
 
 SECRET = b"0123456789abcdef"
 PATH = "/v1/blocks?n=1"
@@ -323,41 +325,6 @@ def test_nobody_talks_in_the_open_unasked(name: str, caplog: pytest.LogCaptureFi
     assert not caplog.records
     check_openness(options(insecure=True), [name])
     assert "anyone who reaches this node's port can read" in caplog.text
-
-
-class Authority:
-    """Makes certificates by `openssl`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ca = folder / "ca.pem"
-        folder.mkdir()
-        self._make(self.ca, folder / "ca.key", "-subj", "/CN=authority")
-
-    def issue(self, *names: str, subject: str = "/CN=node") -> TlsFiles:
-        """The files of a node with these names (`IP:127.0.0.1`)."""
-        place = self.folder / f"node{len(list(self.folder.iterdir()))}"
-        certificate = place.with_suffix(".pem")
-        key = place.with_suffix(".key")
-        signed = ["-CA", str(self.ca), "-CAkey", str(self.folder / "ca.key")]
-        extension = ["-addext", f"subjectAltName={','.join(names)}"]
-        leaf = ["-addext", "basicConstraints=critical,CA:FALSE"]
-        self._make(certificate, key, "-subj", subject, *signed, *extension, *leaf)
-        return TlsFiles(certificate=str(certificate), key=str(key), ca=str(self.ca))
-
-    def _make(self, certificate: Path, key: Path, *more: str) -> None:
-        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-        files = ["-keyout", str(key), "-out", str(certificate)]
-        subprocess.run([*command.split(), *files, *more], check=True, capture_output=True)
-        key.chmod(0o600)
-
-
-@pytest.fixture(scope="module")
-def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the command openssl: no certificate is tried between nodes")
-    folder = tmp_path_factory.mktemp("tls")
-    return Authority(folder / "ours"), Authority(folder / "others")
 
 
 def make_pair(tls: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -24,6 +24,7 @@ import safetensors.numpy
 import megablend
 from megablend.mirror.web import files as web_files
 from megablend.storage.mirror_options import parse_mirror
+from tests.certificates import Authority, authorities
 from tests.mirror.catalog.test_datasets import (
     MB,
     MIXED,
@@ -37,7 +38,6 @@ from tests.mirror.node.test_metrics import parse_metrics
 from tests.mirror.nodes import kill_node
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.mirror.peers.clusters import until as until_async
-from tests.mirror.peers.test_signing import Authority, authorities
 from tests.mirror.test_clusters import until
 from tests.mirror.test_runs import digest_batches, list_paths
 from tests.runs import documents, make_config, write_source
