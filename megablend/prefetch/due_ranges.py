@@ -35,7 +35,7 @@ def find_mirror(run: Run) -> HintedStorage | None:
 
 
 def plan_due(
-    run: Run, future: StepSequence, step: int, step_seconds: float, num_steps: int
+    run: Run, sequence: StepSequence, step: int, step_seconds: float, num_steps: int
 ) -> list[DueRanges]:
     """Plan the reads of `num_steps` steps, beginning with step `step`, given that a step begins
     every `step_seconds`.
@@ -46,9 +46,9 @@ def plan_due(
     blocks = list[Int64s]()
     steps = list[Int64s]()
     stop = step + num_steps
-    chunk = max(1, CHUNK_SAMPLES // future.micro_batch_size)
+    chunk = max(1, CHUNK_SAMPLES // sequence.micro_batch_size)
     for begin in range(step, stop, chunk):
-        samples, step_offsets = future.samples(begin, min(chunk, stop - begin))
+        samples, step_offsets = sequence.samples(begin, min(chunk, stop - begin))
         if not len(samples):
             break
         chunk_blocks, first_steps = find_due(run, samples, step_offsets)

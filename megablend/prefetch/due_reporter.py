@@ -41,15 +41,15 @@ took, so that planning takes at most about a twentieth of a CPU."""
 _reader_numbers = itertools.count()
 
 
-def report_due(run: Run, future: StepSequence) -> DueReporter | None:
+def report_due(run: Run, sequence: StepSequence) -> DueReporter | None:
     """Start announcing a loader's coming reads to the run's storage; return None if the storage
     keeps no copies of the run's files.
 
     Args:
-        future: the loader's steps from now on.
+        sequence: the loader's steps from now on.
     """
     storage = find_mirror(run)
-    return None if storage is None else DueReporter(_Announcer(run, future, storage))
+    return None if storage is None else DueReporter(_Announcer(run, sequence, storage))
 
 
 class DueReporter:
@@ -82,17 +82,17 @@ class _Announcer:
 
     Args:
         run: the run that is read.
-        future: the loader's steps from now on.
+        sequence: the loader's steps from now on.
         storage: the storage that announcements go to.
     """
 
-    def __init__(self, run: Run, future: StepSequence, storage: HintedStorage) -> None:
+    def __init__(self, run: Run, sequence: StepSequence, storage: HintedStorage) -> None:
         self.num_taken = 0
-        """Number of steps of `future` that have been taken, updated by the loader's thread."""
+        """Number of steps of `sequence` that have been taken, updated by the loader's thread."""
         self.num_ahead = 0
         """Number of steps after the `num_taken` steps whose reads have all been submitted."""
         self._run = run
-        self._future = future
+        self._sequence = sequence
         self._storage = storage
         self._reader = f"reader-{next(_reader_numbers)}"
         self._step_seconds = FIRST_SECONDS
@@ -102,12 +102,12 @@ class _Announcer:
         """Announce the first steps, then all steps. Repeat the announcement every minute, even
         after a failure, and whenever steps are taken earlier or later than announced. When `end` is
         set, announce that nothing more will be read."""
-        future = self._future
+        sequence = self._sequence
         horizon = min(
-            count_horizon(self._run, future.first),
-            MAX_SAMPLES * future.stride // future.micro_batch_size,
+            count_horizon(self._run, sequence.first),
+            MAX_SAMPLES * sequence.stride // sequence.micro_batch_size,
         )
-        num_steps = max(1, horizon // future.stride)
+        num_steps = max(1, horizon // sequence.stride)
         started = time.monotonic()
         self._announce(0, _FIRST_STEPS)
         announced_at = started
@@ -142,7 +142,7 @@ class _Announcer:
         well."""
         began = time.monotonic()
         try:
-            planned = plan_due(self._run, self._future, step, self._step_seconds, num_steps)
+            planned = plan_due(self._run, self._sequence, step, self._step_seconds, num_steps)
             took = time.monotonic() - began
             ranges = [each._replace(due=each.due - took) for each in planned]
             self._storage.set_due(self._reader, ranges)

@@ -93,13 +93,13 @@ def estimate_mirror(
     copies = num_nodes if options.copies == ALL else min(int(options.copies), num_nodes)
     token_bytes = run.num_samples * run.sequence_length * 4
     one_in = max(1, token_bytes // PAGE_BYTES // MAX_PAGES)
-    future, num_batches = plan_loaders(run, loaders)
+    sequence, num_batches = plan_loaders(run, loaders)
     num_ranks = loaders.data_parallel_size
     files: dict[str, int] = {}
     parts = list[PageReads]()
-    for i, begin in enumerate(future.begins):
+    for i, begin in enumerate(sequence.begins):
         node = i % num_ranks * num_nodes // num_ranks
-        for pages, times in _list_pages(run, future, begin, num_batches, options, files):
+        for pages, times in _list_pages(run, sequence, begin, num_batches, options, files):
             some = _choose_portions(pages, one_in)
             parts.append(PageReads(pages[some], times[some], np.full(len(some), node)))
     reads = _join_reads(parts)
@@ -115,13 +115,13 @@ def estimate_mirror(
         needed_bytes=needed,
         fits=size is None or needed * copies <= num_nodes * size,
         is_exact=one_in == 1,
-        epochs=tuple(_count_epochs(run, future.stop, reads, sent, one_in)) if needed else (),
+        epochs=tuple(_count_epochs(run, sequence.stop, reads, sent, one_in)) if needed else (),
     )
 
 
 def _list_pages(
     run: Run,
-    future: StepSequence,
+    sequence: StepSequence,
     begin: int,
     num_batches: int,
     options: MirrorOptions,
@@ -134,7 +134,7 @@ def _list_pages(
         begin: the process's first sample.
         files: numbers of the files by path; new files are added.
     """
-    for view, window, _ in plan_process(run, future, begin, num_batches):
+    for view, window, _ in plan_process(run, sequence, begin, num_batches):
         schedule = window.schedule
         reads = np.sort(window.reads)
         # Here the number of a sample is used as the time at which ranges are due

@@ -45,18 +45,18 @@ def estimate_transfer(run: Run, loaders: Loaders) -> Transfer | None:
     """
     if run.store.max_files == 1:
         return None
-    future, num_batches = plan_loaders(run, loaders)
-    if not future.begins:
+    sequence, num_batches = plan_loaders(run, loaders)
+    if not sequence.begins:
         return None
-    stretches, is_whole = plan_stretches(run, future, num_batches)
+    stretches, is_whole = plan_stretches(run, sequence, num_batches)
     try:
-        return _count_transfer(run, stretches, future, is_whole=is_whole)
+        return _count_transfer(run, stretches, sequence, is_whole=is_whole)
     except DataError:
         return None
 
 
 def _count_transfer(
-    run: Run, stretches: Sequence[Stretch], future: StepSequence, *, is_whole: bool
+    run: Run, stretches: Sequence[Stretch], sequence: StepSequence, *, is_whole: bool
 ) -> Transfer:
     """Count a run's requests, given the planned reads of stretches.
 
@@ -65,7 +65,7 @@ def _count_transfer(
 
     Raises: see BlockStore.begin_read.
     """
-    num_processes = len(future.begins)
+    num_processes = len(sequence.begins)
     snapshot = run.store.snapshot
     storage = run.store.storage
     files = np.unique([each.read.file for stretch in stretches for each in stretch.reads])
@@ -93,11 +93,11 @@ def _count_transfer(
             files_opened = [len({each.read.file for each in those}) for those in reads]
             figures.of_stretches += np.outer(files_opened, source.opening)
         else:
-            bounds = _bound_opened_files(snapshot.columns[column], reads, num_planned, future)
+            bounds = _bound_opened_files(snapshot.columns[column], reads, num_planned, sequence)
             figures.of_opening += np.outer(bounds, source.opening)
     total = Transfer()
     for options, figures in by_options.items():
-        least, most = figures.extrapolate(future, is_whole=is_whole)
+        least, most = figures.extrapolate(sequence, is_whole=is_whole)
         if not is_exact or (most > least).any():
             least = least * (1 - _TOLERANCE)
             most = most * (1 + _TOLERANCE)
@@ -119,12 +119,12 @@ class _Figures:
         """The smallest and the largest figures for opening files, if the stretches are not
         whole."""
 
-    def extrapolate(self, future: StepSequence, *, is_whole: bool) -> tuple[Float64s, Float64s]:
+    def extrapolate(self, sequence: StepSequence, *, is_whole: bool) -> tuple[Float64s, Float64s]:
         """Return the lower and upper bounds of the figures of the whole run."""
         if is_whole:
-            return extrapolate(self.of_stretches, len(future.begins))
+            return extrapolate(self.of_stretches, len(sequence.begins))
         per_sample = self.of_stretches / self._num_samples[:, np.newaxis]
-        least, most = extrapolate(per_sample, future.stop)
+        least, most = extrapolate(per_sample, sequence.stop)
         least_opening, most_opening = self.of_opening
         return least + least_opening, most + most_opening
 
@@ -144,7 +144,7 @@ def _bound_opened_files(
     column: ColumnEntry,
     reads: Sequence[Sequence[PlannedRead]],
     num_planned: int,
-    future: StepSequence,
+    sequence: StepSequence,
 ) -> tuple[float, float]:
     """Estimate a lower and an upper bound for the number of a source's files that all processes
     open.
@@ -156,8 +156,8 @@ def _bound_opened_files(
         reads: for each stretch, the reads of the source.
         num_planned: number of samples of all stretches.
     """
-    num_processes = len(future.begins)
-    samples_of_process = future.stop / num_processes
+    num_processes = len(sequence.begins)
+    samples_of_process = sequence.stop / num_processes
     num_blocks = len(column.blocks)
     num_files = len(column.files)
     planned_blocks = sum(len(each.read.ids) for those in reads for each in those)

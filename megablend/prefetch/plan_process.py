@@ -35,7 +35,7 @@ class PlannedRead:
 
 def plan_process(
     run: Run,
-    future: StepSequence,
+    sequence: StepSequence,
     begin: int,
     num_batches: int,
     first_samples: int = FIRST_SAMPLES,
@@ -43,7 +43,7 @@ def plan_process(
     """Plan the windows of a process from sample `begin` on.
 
     Args:
-        future: the size of a step, its distance from the next one, and the end of the run.
+        sequence: the size of a step, its distance from the next one, and the end of the run.
         begin: the first sample of a step of the process.
         num_batches: see `plan_budget`.
         first_samples: number of samples in the first window of each section.
@@ -55,10 +55,10 @@ def plan_process(
     for section in run.sections:
         view = run.view(section)
         budget = plan_budget(
-            view, micro_batch_size=future.micro_batch_size, num_batches=num_batches
+            view, micro_batch_size=sequence.micro_batch_size, num_batches=num_batches
         )
         dictionaries.max_bytes = budget.dictionaries
-        for window in plan_windows(view, future.within(section, begin), budget, first_samples):
+        for window in plan_windows(view, sequence.within(section, begin), budget, first_samples):
             numbers, sizes = view.store.dictionaries(window.schedule.ids)
             reads = list[PlannedRead]()
             for read in split_reads(view, window, budget):

@@ -32,37 +32,40 @@ class Stretch(NamedTuple):
     reads: Sequence[PlannedRead]
 
 
-def plan_stretches(run: Run, future: StepSequence, num_batches: int) -> tuple[list[Stretch], bool]:
+def plan_stretches(
+    run: Run, sequence: StepSequence, num_batches: int
+) -> tuple[list[Stretch], bool]:
     """Plan the reads of all processes or, if there are many samples, of a few processes or of parts
     of processes. If these differ much from each other, more are planned.
 
     Args:
-        future: the steps of the first process, see `plan_loaders`.
+        sequence: the steps of the first process, see `plan_loaders`.
         num_batches: see `plan_budget`.
 
     Returns: the stretches; and whether each stretch comprises all steps of a process.
     """
-    begins = future.begins
-    samples_of_process = future.stop // len(begins)
+    begins = sequence.begins
+    samples_of_process = sequence.stop // len(begins)
     # If a process has more than two of the longest windows, plan only stretches of it
     is_long = samples_of_process > 2 * WINDOW_SAMPLES
-    most = future.stop // (2 * WINDOW_SAMPLES) if is_long else len(begins)
+    most = sequence.stop // (2 * WINDOW_SAMPLES) if is_long else len(begins)
     num_stretches = max(_FEWEST_STRETCHES, _PLANNED_SAMPLES // samples_of_process)
-    is_all = future.stop <= _PLANNED_SAMPLES or num_stretches >= most
+    is_all = sequence.stop <= _PLANNED_SAMPLES or num_stretches >= most
     while not is_all:
         firsts = [begins[i * len(begins) // num_stretches] for i in range(num_stretches)]
         if is_long:
             last = samples_of_process - 2 * WINDOW_SAMPLES
-            num_steps = last // (num_stretches - 1) // future.micro_batch_size
-            firsts = [first + i * num_steps * future.stride for i, first in enumerate(firsts)]
+            num_steps = last // (num_stretches - 1) // sequence.micro_batch_size
+            firsts = [first + i * num_steps * sequence.stride for i, first in enumerate(firsts)]
         stretches = [
-            _plan_stretch(run, future, first, num_batches, is_whole=not is_long) for first in firsts
+            _plan_stretch(run, sequence, first, num_batches, is_whole=not is_long)
+            for first in firsts
         ]
-        if not _are_different(stretches, future.stop if is_long else len(begins)):
+        if not _are_different(stretches, sequence.stop if is_long else len(begins)):
             return stretches, not is_long
         num_stretches *= 2
         is_all = num_stretches >= most
-    return [_plan_stretch(run, future, each, num_batches, is_whole=True) for each in begins], True
+    return [_plan_stretch(run, sequence, each, num_batches, is_whole=True) for each in begins], True
 
 
 def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
@@ -82,7 +85,7 @@ def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
 
 
 def _plan_stretch(
-    run: Run, future: StepSequence, first: int, num_batches: int, *, is_whole: bool
+    run: Run, sequence: StepSequence, first: int, num_batches: int, *, is_whole: bool
 ) -> Stretch:
     """Plan the reads of a stretch. If `is_whole`, it consists of all steps of the process that
     begins with sample `first`. Otherwise it consists of the second window from `first` on, and of
@@ -91,7 +94,7 @@ def _plan_stretch(
     num_samples = 0
     reads = list[PlannedRead]()
     first_samples = FIRST_SAMPLES if is_whole else WINDOW_SAMPLES
-    windows = plan_process(run, future, first, num_batches, first_samples)
+    windows = plan_process(run, sequence, first, num_batches, first_samples)
     for number, (_, window, window_reads) in enumerate(windows):
         if is_whole or number > 0:
             num_samples += len(window.schedule.samples)

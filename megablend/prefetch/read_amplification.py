@@ -34,7 +34,7 @@ def read_amplification(
 
     Raises: ConfigError if memory is too small.
     """
-    future = StepSequence(
+    sequence = StepSequence(
         first=0,
         micro_batch_size=micro_batch_size,
         stride=micro_batch_size * data_parallel_size * max(1, num_workers),
@@ -44,8 +44,8 @@ def read_amplification(
     useful_bytes = 0.0
     used_blocks = list[Int64s]()  # for each window, [2, num_blocks]: epochs and blocks
     dictionary_bytes: dict[int, int] = {}
-    for begin in future.begins:
-        for view, window, reads in plan_process(run, future, begin, batches_of(num_workers)):
+    for begin in sequence.begins:
+        for view, window, reads in plan_process(run, sequence, begin, batches_of(num_workers)):
             schedule = window.schedule
             read_bytes += sum(read.stored_bytes + read.dictionary_bytes for read in reads)
             numbers, sizes = view.store.dictionaries(schedule.ids)

@@ -62,15 +62,15 @@ class Window:
 
 
 def plan_windows(
-    run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
+    run: Run, sequence: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[Window]:
     """Plan the windows in which a process reads its coming steps.
     Raises: ConfigError if memory is too small."""
-    return make_windows(run, make_schedules(run, future, budget, first_samples), budget)
+    return make_windows(run, make_schedules(run, sequence, budget, first_samples), budget)
 
 
 def make_schedules(
-    run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
+    run: Run, sequence: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[ReadSchedule]:
     """Divide all steps into schedules whose blocks take up to half of the memory for blocks. A
     schedule of a single step may take all of this memory.
@@ -81,8 +81,8 @@ def make_schedules(
     num_samples = min(first_samples, int(plannable_spans / _estimate_spans_per_sample(run)))
     step = 0
     while True:
-        num_steps = max(1, num_samples // future.micro_batch_size)
-        samples, step_offsets = future.samples(step, num_steps)
+        num_steps = max(1, num_samples // sequence.micro_batch_size)
+        samples, step_offsets = sequence.samples(step, num_steps)
         if not len(samples):
             return
         located = locate_steps(run, samples, step_offsets)

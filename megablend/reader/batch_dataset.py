@@ -125,16 +125,16 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._section = run.settings
         batch_size = self._micro_batch_size
         stride = self._stride()
-        future = StepSequence(
+        sequence = StepSequence(
             first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop
         )
         budget = plan_budget(run, micro_batch_size=batch_size, num_batches=self._num_batches)
         self._dataset.block_cache.resize(min(budget.cache, self._dataset.cache_bytes))
         bound_caches(budget.dictionaries)
-        self._due = report_due(run, future)
+        self._due = report_due(run, sequence)
         return ReadAhead(
             run,
-            plan_windows(run, future, budget),
+            plan_windows(run, sequence, budget),
             budget=budget,
             num_fetching=run.store.max_reads,
             num_decoding=min(MAX_DECODING, count_cpus()),

@@ -46,25 +46,25 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("first", [0, 7, 97])
 @pytest.mark.parametrize(("micro_batch", "stride"), [(1, 1), (4, 4), (3, 11)])
-def test_a_future_is_the_steps_that_follow(first: int, micro_batch: int, stride: int) -> None:
-    future = StepSequence(first=first, micro_batch_size=micro_batch, stride=stride, stop=100)
+def test_a_sequence_is_the_steps_that_follow(first: int, micro_batch: int, stride: int) -> None:
+    sequence = StepSequence(first=first, micro_batch_size=micro_batch, stride=stride, stop=100)
     expected = [list(range(k, min(k + micro_batch, 100))) for k in range(first, 100, stride)]
     for step, number in ((0, 5), (2, 100), (0, 200)):
-        samples, offsets = future.samples(step, number)
+        samples, offsets = sequence.samples(step, number)
         steps = [samples[a:b].tolist() for a, b in pairwise(offsets)]
         assert steps == expected[step : step + number]
 
 
 @pytest.mark.parametrize("size", [10**12, 1 << 63, 10**30])
 def test_a_step_beyond_the_run_is_what_the_run_has(size: int) -> None:
-    future = StepSequence(first=0, micro_batch_size=size, stride=size, stop=100)
-    samples, offsets = future.samples(0, 3)
+    sequence = StepSequence(first=0, micro_batch_size=size, stride=size, stop=100)
+    samples, offsets = sequence.samples(0, 3)
     assert (samples.tolist(), offsets.tolist()) == (list(range(100)), [0, 100])
-    samples, offsets = future.samples(64, 64)
+    samples, offsets = sequence.samples(64, 64)
     assert (samples.tolist(), offsets.tolist()) == ([], [0])
 
 
-def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
+def test_a_long_sequence_costs_no_more_than_its_next_steps() -> None:
     tracemalloc.start()
     samples, _ = StepSequence(first=5, micro_batch_size=2, stride=8, stop=10**15).samples(10**9, 3)
     peak = tracemalloc.get_traced_memory()[1]
@@ -106,13 +106,13 @@ def budget(blocks: int, **others: int) -> Budget:
 
 
 def hold(
-    run: Run, future: StepSequence, given: Budget, first_samples: int = FIRST_SAMPLES
+    run: Run, sequence: StepSequence, given: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Counter[int]:
     """Walk through the windows as a reader would; how often each block is read."""
     held: dict[int, int] = {}
     reads = Counter[int]()
     steps = list[list[int]]()
-    for window in make_windows(run, make_schedules(run, future, given, first_samples), given):
+    for window in make_windows(run, make_schedules(run, sequence, given, first_samples), given):
         now = window.schedule
         for block in window.forgets.tolist():
             del held[block]
@@ -126,7 +126,7 @@ def hold(
         for block in now.ids[~window.keeps].tolist():
             del held[block]
         steps += [now.samples[a:b].tolist() for a, b in pairwise(now.step_offsets)]
-    samples, offsets = future.samples(0, future.stop)
+    samples, offsets = sequence.samples(0, sequence.stop)
     assert steps == [samples[a:b].tolist() for a, b in pairwise(offsets)]
     return reads
 
@@ -144,8 +144,8 @@ def test_with_room_for_all_every_block_is_read_once_a_pass(
     run: Run, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megablend.prefetch.windows.WINDOW_SAMPLES", 4 * samples)
-    future = StepSequence(first=0, micro_batch_size=4, stride=4, stop=480)
-    reads = hold(run, future, budget(1 << 30), samples)
+    sequence = StepSequence(first=0, micro_batch_size=4, stride=4, stop=480)
+    reads = hold(run, sequence, budget(1 << 30), samples)
     used = blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
     assert set(reads) == set(used)
@@ -188,13 +188,13 @@ def test_amplification_counts_what_all_processes_read(
     stored = run.store.snapshot.blocks
     read = Counter[int]()
     for process in range(processes):
-        future = StepSequence(
+        sequence = StepSequence(
             first=process * micro_batch,
             micro_batch_size=micro_batch,
             stride=processes * micro_batch,
             stop=480,
         )
-        read += hold(run, future, budget(384 << 20))
+        read += hold(run, sequence, budget(384 << 20))
     used = blocks_used(run, np.arange(480))
     total = [
         sum(n * int(stored([b])["stored_bytes"][0]) for b, n in counts.items())

@@ -37,9 +37,9 @@ def test_each_block_is_in_one_read(tmp_path: Path, num_sources: int, waits: bool
     config = run_of(tmp_path, num_sources, 1 << 18, samples=2048, lanes=8, shuffle_window=64)
     run = megablend.open(config, storage=Waiting(STORAGE) if waits else STORAGE).run
     budget = plan_budget(run, micro_batch_size=8)
-    future = StepSequence(first=0, micro_batch_size=8, stride=8, stop=2048)
+    sequence = StepSequence(first=0, micro_batch_size=8, stride=8, stop=2048)
     seen_together = False
-    for window in plan_windows(run, future, budget):
+    for window in plan_windows(run, sequence, budget):
         reads = split_reads(run, window, budget)
         check_reads(window, reads)
         window_bytes = int(window.schedule.sizes[window.reads].sum())

@@ -43,7 +43,7 @@ class Datasets:
         source: reads the sources of datasets.
         catalog: contains the revisions of datasets and the wants.
         holding: holds wanted revisions.
-        nodes: the nodes of a cluster with etcd, which share the catalog; None without etcd.
+        cluster: the nodes of a cluster with etcd, which share the catalog; None without etcd.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class Datasets:
         source: SourceReader,
         catalog: Catalog,
         holding: Holding,
-        nodes: Cluster | None,
+        cluster: Cluster | None,
     ) -> None:
         self._engine = engine
         self._source = source
         self.catalog = catalog
         self.holding = holding
-        self._nodes = nodes
-        self.listings = Listings(engine, source, catalog, self._put_listed, self._is_held, nodes)
+        self._cluster = cluster
+        self.listings = Listings(engine, source, catalog, self._put_listed, self._is_held, cluster)
         self.shared: SharedCatalog | None = None
-        if nodes is not None and nodes.views is not None:
+        if cluster is not None and cluster.views is not None:
             # Imported here, since it needs aiohttp
             from megablend.mirror.catalog.shared import SharedCatalog
 
             self.shared = SharedCatalog(
-                nodes,
-                nodes.views,
+                cluster,
+                cluster.views,
                 catalog,
                 engine.call,
                 holding,
@@ -95,19 +95,19 @@ class Datasets:
         engine: Engine,
         source: SourceReader,
         needs: Needs,
-        nodes: Cluster | None = None,
+        cluster: Cluster | None = None,
     ) -> Datasets:
         """Open the datasets of a mirror. From then on the mirror keeps the pages of wanted
         revisions. Raises: DataError if the catalog cannot be read.
 
         Args:
-            nodes: the nodes among which wanted revisions are divided; None if there are no other
+            cluster: the nodes among which wanted revisions are divided; None if there are no other
                 nodes.
         """
-        sharing = None if nodes is None or nodes.views is None else nodes
+        sharing = None if cluster is None or cluster.views is None else cluster
         own = "" if sharing is None else sharing.own
         catalog = await engine.call(Catalog, engine.store.folder, own)
-        holding = Holding(engine, needs, catalog, nodes)
+        holding = Holding(engine, needs, catalog, cluster)
         await engine.call(holding.keep_all)
         return cls(engine, source, catalog, holding, sharing)
 
@@ -218,7 +218,7 @@ class Datasets:
             copies=copies,
             by=self.catalog.own,
         )
-        want = self.catalog.date_want(choose_copies(want, self._nodes))
+        want = self.catalog.date_want(choose_copies(want, self._cluster))
         await check_size(want, revision or latest, self.holding)
         return await self._put_want(want)
 
@@ -284,9 +284,9 @@ class Datasets:
             "goals": [each.as_json() for each in self.holding.states if not each.goal.want.is_past],
             "listed": await self._find_listed(),
         }
-        if self.shared is not None and self._nodes is not None:
+        if self.shared is not None and self._cluster is not None:
             status["trouble"] = self.shared.trouble or status["trouble"]
-            status["away"] = sorted(self._nodes.find_away())
+            status["away"] = sorted(self._cluster.find_away())
             try:
                 progress = await self.shared.reports.read_progress()
                 status["wants"] = list(progress.values())
@@ -299,10 +299,10 @@ class Datasets:
         room, or nothing can be fetched without user action; DataError if files no longer exist;
         ConfigError if the nodes cannot work together."""
         want = self._find_want(target)
-        if self._nodes is not None:
+        if self._cluster is not None:
             # While too few nodes are connected, the waits below continue
             with contextlib.suppress(ResourceError):
-                await self._nodes.meet()
+                await self._cluster.meet()
         status: dict[str, Any] = {"want": want.target}
         if not want.nodes or self.catalog.own in want.nodes:
             status = await self._wait_here(want)

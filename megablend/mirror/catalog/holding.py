@@ -66,16 +66,16 @@ class Holding:
         engine: fetches missing pages.
         needs: the pages that jobs will read, which have priority.
         catalog: contains the revisions and wants.
-        nodes: the nodes among which wanted revisions are divided; None if there are no other nodes.
+        cluster: the nodes among which wanted revisions are divided; None if there are no other nodes.
     """
 
     def __init__(
-        self, engine: Engine, needs: Needs, catalog: Catalog, nodes: Cluster | None = None
+        self, engine: Engine, needs: Needs, catalog: Catalog, cluster: Cluster | None = None
     ) -> None:
         self.engine = engine
         self._needs = needs
         self.catalog = catalog
-        self._nodes = nodes
+        self._cluster = cluster
         self.folders = Folders(engine.store)
         self.states: list[State] = []
         self.trouble = "not checked yet"
@@ -233,7 +233,7 @@ class Holding:
             state = State(goal, NO_SHARE, revision.num_bytes, revision.num_bytes, is_noted=True)
             if self.catalog.own:
                 # A node that may have the manifest may be unreachable
-                away = () if self._nodes is None else self._nodes.find_away()
+                away = () if self._cluster is None else self._cluster.find_away()
                 state.is_stuck = not away
                 state.trouble = (
                     f"no node has sent the manifest of this revision yet; if {revision.by} no longer exists, add the dataset "
@@ -260,14 +260,14 @@ class Holding:
             return self._shares[key]
         files = await asyncio.to_thread(self.catalog.read_files, revision.digest)
         share = await asyncio.to_thread(make_share, files)
-        nodes = self._nodes
-        if nodes is not None and not want.is_whole:
+        cluster = self._cluster
+        if cluster is not None and not want.is_whole:
             if not want.nodes:
-                await nodes.meet()
+                await cluster.meet()
             # The pages whose homes, among these nodes alone, include this node
-            names = sorted(want.nodes or nodes.names)
-            copies = want.copies or nodes.copies
-            share = await asyncio.to_thread(_select_own, share, names, nodes.own, copies)
+            names = sorted(want.nodes or cluster.names)
+            copies = want.copies or cluster.copies
+            share = await asyncio.to_thread(_select_own, share, names, cluster.own, copies)
         self._shares[key] = share
         return share
 

@@ -54,7 +54,7 @@ class Listings:
         catalog: contains the revisions and wants.
         put: adds a revision to the catalog. The revision's manifest is already stored there.
         is_held: returns whether a dataset's latest revision is held where it is wanted.
-        nodes: the nodes of a cluster with etcd; None without one.
+        cluster: the nodes of a cluster with etcd; None without one.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Listings:
         catalog: Catalog,
         put: Put,
         is_held: Callable[[Revision], Awaitable[bool]],
-        nodes: Cluster | None,
+        cluster: Cluster | None,
     ) -> None:
         self._engine = engine
         self._source = source
         self._catalog = catalog
         self._put = put
         self._is_held = is_held
-        self._nodes = nodes
+        self._cluster = cluster
         self._own: list[Revision] = []
         """The last result of `_find_own`."""
         self._own_inputs: list[object] = [None] * 3
@@ -159,9 +159,9 @@ class Listings:
     def _find_own(self) -> list[Revision]:
         """Return the latest revision of each dataset whose source this node has to list."""
         names: Sequence[str] = ()
-        if self._nodes is not None:
-            names = self._nodes.names
-            keys = self._nodes.views
+        if self._cluster is not None:
+            names = self._cluster.names
+            keys = self._cluster.views
             has_lease = keys is not None and keys.lease and keys.etcd.away_since is None
             if not has_lease or self._catalog.own not in names:
                 return []
@@ -179,7 +179,7 @@ class Listings:
         for each in sorted(catalog.revisions.values(), key=lambda each: (each.added, each.digest)):
             latest[each.dataset] = each
         listed = [each for name, each in latest.items() if each.every and name in nodes_of]
-        if self._nodes is not None:
+        if self._cluster is not None:
             make_homes = lru_cache(None)(Homes)  # most datasets have the same nodes
 
             def is_home(dataset: str) -> bool:
@@ -266,11 +266,11 @@ class Listings:
         """Return the revision with which the source is compared, usually the latest one. If the
         latest one's manifest may be lost, together with the node that made it, return the last
         revision whose manifest is on this node; None if there is none."""
-        nodes = self._nodes
-        if nodes is None:
+        cluster = self._cluster
+        if cluster is None:
             return latest
         lacking = await self._engine.call(self._catalog.list_lacking)
-        others = {*nodes.names} - {*nodes.find_away(), nodes.own}
+        others = {*cluster.names} - {*cluster.find_away(), cluster.own}
         if latest not in lacking or latest.by in others:
             return latest
         revisions = self._catalog.list_revisions(latest.dataset)

@@ -44,7 +44,7 @@ class NodeReports:
     nodes.
 
     Args:
-        nodes: the cluster.
+        cluster: the cluster.
         keys: the cluster's keys in etcd.
         catalog: this node's copy of the catalog.
         holding: knows what this node holds.
@@ -55,14 +55,14 @@ class NodeReports:
 
     def __init__(
         self,
-        nodes: Cluster,
+        cluster: Cluster,
         keys: EtcdMembers,
         catalog: Catalog,
         holding: Holding,
         listings: Listings,
         get_revision: Callable[[], int],
     ) -> None:
-        self._nodes = nodes
+        self._cluster = cluster
         self._keys = keys
         self._prefix = f"{keys.prefix}held/"
         self._catalog = catalog
@@ -73,7 +73,7 @@ class NodeReports:
     async def run(self) -> None:
         """Write this node's report whenever it changes, until cancelled. It is written at most
         every ten seconds, or at most every second if nothing is missing."""
-        key = self._prefix + self._nodes.own
+        key = self._prefix + self._cluster.own
         known: int | None = None  # the revision of etcd in which the key was last put
         written = None
         written_at = 0.0
@@ -161,7 +161,7 @@ class NodeReports:
         """Return the progress of a want in the format of `read_progress`. Reports are ignored if
         they are older than `changed_in`, the revision of etcd in which the want's dataset last
         changed."""
-        nodes = want.nodes or self._nodes.names
+        nodes = want.nodes or self._cluster.names
         owing = dict[str, dict[str, Any]]()
         silent = []
         for node in nodes:
@@ -192,7 +192,7 @@ class NodeReports:
             for node, each in progress["owing"].items()
             if not (each["short"] or each["gone"] or each["stuck"])
         ]
-        return self._nodes.find_away().issuperset([*progress["silent"], *waiting])
+        return self._cluster.find_away().issuperset([*progress["silent"], *waiting])
 
     async def wait_for(self, want: Want) -> dict[str, Any]:
         """Wait until all nodes hold their parts of a want, even if etcd or nodes are unreachable

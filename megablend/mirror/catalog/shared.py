@@ -84,7 +84,7 @@ class SharedCatalog:
     makes changes in etcd.
 
     Args:
-        nodes: the cluster.
+        cluster: the cluster.
         keys: the cluster's keys in etcd.
         catalog: this node's copy of the catalog.
         call: runs a function in the store's thread.
@@ -96,7 +96,7 @@ class SharedCatalog:
 
     def __init__(
         self,
-        nodes: Cluster,
+        cluster: Cluster,
         keys: EtcdMembers,
         catalog: Catalog,
         call: Callable[..., Awaitable[Any]],
@@ -104,7 +104,7 @@ class SharedCatalog:
         forget: Callable[[Sequence[Revision]], dict[str, Any]],
         listings: Listings,
     ) -> None:
-        self._nodes = nodes
+        self._cluster = cluster
         self._keys = keys
         self._catalog = catalog
         self._call = call
@@ -122,7 +122,7 @@ class SharedCatalog:
         self._news = asyncio.Condition()
         self._lacks_manifests = asyncio.Event()
         self._log = LimitedLog()
-        self.reports = NodeReports(nodes, keys, catalog, holding, listings, lambda: self.revision)
+        self.reports = NodeReports(cluster, keys, catalog, holding, listings, lambda: self.revision)
         self._forgotten: dict[str, dict[str, Any]] = {}
         """For each dataset, the numbers of files and bytes that this node deleted when revisions
         were last removed."""
@@ -197,7 +197,7 @@ class SharedCatalog:
             except asyncio.TimeoutError:
                 raise ResourceError(
                     self.trouble
-                    or f"node {self._nodes.own} received nothing from etcd for {_HEARD_SECONDS:g} s, so the change may "
+                    or f"node {self._cluster.own} received nothing from etcd for {_HEARD_SECONDS:g} s, so the change may "
                     "or may not have been made\n"
                     "check with `megablend datasets list`, and try again"
                 ) from None
@@ -220,7 +220,7 @@ class SharedCatalog:
                 continue
             except DataError as error:
                 # The disk may be mended, or have room again
-                self._log.warn(self._nodes.own, str(error))
+                self._log.warn(self._cluster.own, str(error))
                 self.trouble = str(error)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
@@ -256,7 +256,7 @@ class SharedCatalog:
         self._lacks_manifests.set()
         # Each node removes the past wants that were requested on it
         past = [each for each in entries.values() if isinstance(each, Want) and each.is_past]
-        own_past = [each for each in past if each.by == self._nodes.own]
+        own_past = [each for each in past if each.by == self._cluster.own]
         if own_past:
             await self._write([(self._key_of(each), None) for each in own_past])
 
@@ -369,11 +369,11 @@ class SharedCatalog:
 
     async def _fetch_manifest(self, revision: Revision) -> None:
         """Fetch a manifest from one of the other nodes, if any of them has it."""
-        others = [each for each in self._nodes.names if each != self._nodes.own]
+        others = [each for each in self._cluster.names if each != self._cluster.own]
         # In random order, so that not all nodes ask the same node
         random.shuffle(others)
         for node in [*others[:_NUM_RANDOM], revision.by, *others[_NUM_RANDOM:]]:
-            if node not in others or node in self._nodes.find_away():
+            if node not in others or node in self._cluster.find_away():
                 continue
             try:
                 data = await self._request_manifest(node, revision.digest)
@@ -392,7 +392,7 @@ class SharedCatalog:
         data = b""
         while True:
             request = pack_json({"digest": digest, "begin": len(data)})
-            part = await self._nodes.post(node, MANIFEST_PATH, request)
+            part = await self._cluster.post(node, MANIFEST_PATH, request)
             data += part
             if len(part) < _PART_BYTES:
                 return data
@@ -416,16 +416,16 @@ class SharedCatalog:
         await self.change(deletes=[*wants, *revisions])
         datasets = sorted({each.dataset for each in revisions})
         request = pack_json({"datasets": datasets, "revision": self.revision})
-        nodes: dict[str, Any] = {self._nodes.own: self._sum_forgotten(datasets)}
+        nodes: dict[str, Any] = {self._cluster.own: self._sum_forgotten(datasets)}
         away = list[str]()
 
         async def ask(node: str) -> None:
             try:
-                nodes[node] = parse_json(await self._nodes.post(node, FORGOTTEN_PATH, request))
+                nodes[node] = parse_json(await self._cluster.post(node, FORGOTTEN_PATH, request))
             except (AwayError, MegablendError):
                 away.append(node)
 
-        others = [each for each in self._nodes.names if each != self._nodes.own]
+        others = [each for each in self._cluster.names if each != self._cluster.own]
         await asyncio.gather(*map(ask, others))
         return {
             "revisions": [str(each) for each in revisions],

@@ -18,22 +18,22 @@ _SHARE_SECONDS = 10.0
 """The maximum time to wait for this node's share, which is unknown until the nodes have met."""
 
 
-def choose_copies(want: Want, nodes: Cluster | None) -> Want:
+def choose_copies(want: Want, cluster: Cluster | None) -> Want:
     """Check the nodes and the number of copies of a want. Returns: the want; if it names nodes, its
     number of copies is set. Raises: ConfigError if a node is not in the cluster, or there are more
     copies than nodes; ResourceError if the nodes are not known yet.
 
     Args:
-        nodes: the nodes of a cluster with etcd; None without one.
+        cluster: the nodes of a cluster with etcd; None without one.
     """
-    if nodes is None:
+    if cluster is None:
         if want.nodes or want.copies:
             raise ConfigError(
                 f"{want.target}: this node cannot share wants with other nodes\n"
                 "run the command on each of them, without `--nodes` and `--copies N`, or set `nodes: etcd` under `mirror`"
             )
         return want
-    names = nodes.names
+    names = cluster.names
     if not names and (want.nodes or want.copies):
         raise ResourceError(
             f"{want.target}: the nodes have not connected to one another yet\n"
@@ -53,7 +53,7 @@ def choose_copies(want: Want, nodes: Cluster | None) -> Want:
             "request fewer copies, or `all`, or name more nodes"
         )
     if want.nodes and not want.copies:
-        return replace(want, copies=min(nodes.copies, num_nodes))
+        return replace(want, copies=min(cluster.copies, num_nodes))
     return want
 
 

@@ -29,14 +29,18 @@ from megablend.kernels.parquet.page_headers import Headers
 
 
 def count_from_offset_index(
-    search: PageScanContext, chunks: Chunks, places: OffsetIndexes
+    search: PageScanContext, chunks: Chunks, offset_indexes: OffsetIndexes
 ) -> ChunkPages:
     """Count the pages of chunks that have an OffsetIndex. Raises: CorruptFileError,
     UnsupportedFileError."""
-    headers = headers_at(search.source, places.offsets, np.full(len(places.offsets), search.limit))
-    first_offsets = places.offsets[places.first_page[:-1]]
+    headers = headers_at(
+        search.source, offset_indexes.offsets, np.full(len(offset_indexes.offsets), search.limit)
+    )
+    first_offsets = offset_indexes.offsets[offset_indexes.first_page[:-1]]
     dictionaries = dictionaries_before(search.source, chunks["start"], first_offsets)
-    return _count_by_headers(search, chunks, places.first_page, headers, places.rows, dictionaries)
+    return _count_by_headers(
+        search, chunks, offset_indexes.first_page, headers, offset_indexes.rows, dictionaries
+    )
 
 
 def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkPages:

@@ -48,7 +48,7 @@ def read_page_indexes(
     data, begins = source.read_coalesced(offsets, sizes, "the page index")
     ends = begins + sizes
     with source.error_context_of_items(offset_index, chunks["row_group"], "the OffsetIndex"):
-        places = parse_offset_indexes(
+        offset_indexes = parse_offset_indexes(
             data,
             begins[:num_chunks],
             ends[:num_chunks],
@@ -57,14 +57,14 @@ def read_page_indexes(
             num_rows=chunks["num_rows"],
         )
     with source.error_context_of_items(column_index, chunks["row_group"], "the ColumnIndex"):
-        counts = parse_column_indexes(
+        column_indexes = parse_column_indexes(
             data,
             begins[num_chunks:],
             ends[num_chunks:],
-            first_page=places.first_page,
+            first_page=offset_indexes.first_page,
             max_def=search.column.max_def,
         )
-    return places, counts
+    return offset_indexes, column_indexes
 
 
 def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
@@ -86,31 +86,36 @@ def locate_from_page_index(
     search: PageScanContext,
     chunks: Chunks,
     encodings: Int64s,
-    places: OffsetIndexes,
-    counts: ColumnIndexes,
+    offset_indexes: OffsetIndexes,
+    column_indexes: ColumnIndexes,
 ) -> ChunkPages:
     """Locate and count the pages of chunks whose page indexes have counts of tokens, and whose
     pages have the given encodings. Raises: CorruptFileError, UnsupportedFileError."""
     with search.error_context(chunks):
         pages, num_uncertain = count_from_page_index(
-            places, counts, search.column, chunks, encodings, documents=search.documents
+            offset_indexes,
+            column_indexes,
+            search.column,
+            chunks,
+            encodings,
+            documents=search.documents,
         )
     scanned_bytes = 0
     if search.documents and num_uncertain:
-        scanned_bytes = _scan_uncertain(search, chunks, places, pages)
-    first_offsets = places.offsets[places.first_page[:-1]]
+        scanned_bytes = _scan_uncertain(search, chunks, offset_indexes, pages)
+    first_offsets = offset_indexes.offsets[offset_indexes.first_page[:-1]]
     dictionaries = dictionaries_before(search.source, chunks["start"], first_offsets)
-    return ChunkPages(places.first_page, pages, dictionaries, scanned_bytes)
+    return ChunkPages(offset_indexes.first_page, pages, dictionaries, scanned_bytes)
 
 
 def _scan_uncertain(
-    search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
+    search: PageScanContext, chunks: Chunks, offset_indexes: OffsetIndexes, pages: Pages
 ) -> int:
     """Decode the levels of pages whose documents cannot be counted from the page index, and count
     the documents. Returns the number of bytes that were read. Raises: CorruptFileError,
     UnsupportedFileError."""
     uncertain = np.flatnonzero(pages["scan"])
-    first_page = np.searchsorted(uncertain, places.first_page)
+    first_page = np.searchsorted(uncertain, offset_indexes.first_page)
     recounted = pages[uncertain]
     headers = headers_at(search.source, recounted["offset"], np.full(len(recounted), search.limit))
     with search.error_context(chunks):

@@ -57,14 +57,14 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     parts = []
     if len(indexed):
         indexed_chunks = chunks[indexed]
-        places, counts = read_page_indexes(search, indexed_chunks)
-        miscounted[indexed] |= find_miscounted(places, counts, indexed_chunks, search.column)
+        offset_indexes, column_indexes = read_page_indexes(search, indexed_chunks)
+        miscounted[indexed] |= find_miscounted(offset_indexes, column_indexes, indexed_chunks, search.column)
         encodings = uniform_page_encodings(indexed_chunks, search.column)
         # Chunks whose ColumnIndex is enough
         by_index = (
             (indexed_chunks["column_index_bytes"] > 0)
             & (encodings >= 0)
-            & has_token_counts(counts, search.column)
+            & has_token_counts(column_indexes, search.column)
             & ~miscounted[indexed]
         )
         if by_index.any():
@@ -72,14 +72,14 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
                 search,
                 indexed_chunks[by_index],
                 encodings[by_index],
-                places.of(by_index),
-                counts.of(by_index, places.first_page),
+                offset_indexes.of(by_index),
+                column_indexes.of(by_index, offset_indexes.first_page),
             )
             parts.append((indexed[by_index], located))
         by_headers = ~by_index
         if by_headers.any():
             counted = count_from_offset_index(
-                search, indexed_chunks[by_headers], places.of(by_headers)
+                search, indexed_chunks[by_headers], offset_indexes.of(by_headers)
             )
             parts.append((indexed[by_headers], counted))
     if len(unindexed):

@@ -67,8 +67,8 @@ def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
 
 
 def count_from_page_index(
-    places: OffsetIndexes,
-    counts: ColumnIndexes,
+    offset_indexes: OffsetIndexes,
+    column_indexes: ColumnIndexes,
     column: Column,
     chunks: Chunks,
     encodings: Counts,
@@ -85,29 +85,29 @@ def count_from_page_index(
     Returns: PAGE_DTYPE [num_pages]; and the number of pages with `scan`, whose rows are uncertain.
     Raises: MalformedError.
     """
-    rows = places.rows
+    rows = offset_indexes.rows
     null_elements = np.zeros(len(rows), np.int64)
     if column.max_rep:
-        tokens = counts.levels[column.max_def]
-        ends = rows - counts.levels[: column.slot_def].sum(axis=0)
-        null_elements = counts.levels[column.slot_def : column.max_def].sum(axis=0)
+        tokens = column_indexes.levels[column.max_def]
+        ends = rows - column_indexes.levels[: column.slot_def].sum(axis=0)
+        null_elements = column_indexes.levels[column.slot_def : column.max_def].sum(axis=0)
         # Rows whose elements are all null have no tokens
         max_ends = np.where(null_elements > 0, tokens + rows, tokens)
     else:
-        tokens = rows - counts.nulls if column.max_def else rows
+        tokens = rows - column_indexes.nulls if column.max_def else rows
         ends = max_ends = tokens
     refuse_pages(
         (ends < 0) | (ends > max_ends),
-        places.first_page,
+        offset_indexes.first_page,
         lambda _: "a page has more nulls than rows, or fewer tokens than rows with tokens",
     )
     growths = chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"])
-    num_pages = np.diff(places.first_page)
-    decoded_bytes = np.ceil(places.sizes * np.repeat(growths, num_pages))
+    num_pages = np.diff(offset_indexes.first_page)
+    decoded_bytes = np.ceil(offset_indexes.sizes * np.repeat(growths, num_pages))
     is_uncertain = null_elements > 0
     pages = empty_from_arrow_pool(len(rows), PAGE_DTYPE)
-    pages["offset"] = places.offsets
-    pages["stored_bytes"] = places.sizes
+    pages["offset"] = offset_indexes.offsets
+    pages["stored_bytes"] = offset_indexes.sizes
     pages["decoded_bytes"] = np.minimum(decoded_bytes, _MAX_BYTES)
     pages["encoding"] = np.repeat(encodings, num_pages)
     pages["tokens"] = tokens
@@ -118,7 +118,7 @@ def count_from_page_index(
         pages[name] = 0
     num_uncertain = int(np.count_nonzero(is_uncertain))
     if num_uncertain and not documents:
-        has_uncertain = sum_by_chunk(is_uncertain, places.first_page) > 0
+        has_uncertain = sum_by_chunk(is_uncertain, offset_indexes.first_page) > 0
         pages["rows"][np.repeat(has_uncertain, num_pages)] = -1
     return pages, num_uncertain
 
@@ -141,30 +141,30 @@ def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
 
 
 def find_miscounted(
-    places: OffsetIndexes, counts: ColumnIndexes, chunks: Chunks, column: Column
+    offset_indexes: OffsetIndexes, column_indexes: ColumnIndexes, chunks: Chunks, column: Column
 ) -> npt.NDArray[np.bool_]:
     """Return whether the page indexes of chunks are wrong: bool [num_chunks]. A page index is wrong
     if the rows of its pages are unknown, or if its level histograms disagree with num_values in the
     metadata. Histograms that may be wrong nevertheless must also agree with the numbers of
     nulls."""
-    first_page = places.first_page
-    levels = counts.levels.sum(axis=0)
+    first_page = offset_indexes.first_page
+    levels = column_indexes.levels.sum(axis=0)
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(levels, first_page) != chunks["num_values"]
     # The tokens of a flat column follow from its nulls alone
     if column.max_def == 1 and column.max_rep:
-        is_known = np.repeat(counts.has_nulls, np.diff(first_page))
-        is_right = is_known & (counts.levels[0] == counts.nulls)
+        is_known = np.repeat(column_indexes.has_nulls, np.diff(first_page))
+        is_right = is_known & (column_indexes.levels[0] == column_indexes.nulls)
         wrong |= sum_by_chunk((levels > _COUNTED_AT_ONCE) & ~is_right, first_page) > 0
-    has_wrong_rows: npt.NDArray[np.bool_] = places.rows[first_page[:-1]] < 0
-    return (counts.has_levels & wrong) | has_wrong_rows
+    has_wrong_rows: npt.NDArray[np.bool_] = offset_indexes.rows[first_page[:-1]] < 0
+    return (column_indexes.has_levels & wrong) | has_wrong_rows
 
 
-def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
+def has_token_counts(column_indexes: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
     """Return whether the page index of each chunk determines the number of tokens of each page:
     bool [num_chunks]."""
     if column.max_rep:
-        return counts.has_levels
-    return counts.has_nulls | (column.max_def == 0)
+        return column_indexes.has_levels
+    return column_indexes.has_nulls | (column.max_def == 0)
 
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
