@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -17,10 +17,6 @@ from megablend.cli.options import Command, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
 from megablend.storage.setting_values import parse_size
-
-if TYPE_CHECKING:
-    from megablend.megatron.cache_builder.build_cache import CacheReport
-    from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -309,9 +305,7 @@ def megatron_cache(
                 progress=progress,
             )
     if job.rank == 0:
-        finish(
-            _summarize(report, cache=request.path_to_cache, dry_run=dry_run), as_json, _print_report
-        )
+        finish(report.to_dict(), as_json, _print_report)
 
 
 def parse_bytes(text: str) -> int:
@@ -327,23 +321,6 @@ def parse_bytes(text: str) -> int:
 def _attribute(flag: str) -> str:
     """Return the name of the argument that a flag sets."""
     return flag.removeprefix("--").replace("-", "_")
-
-
-def _summarize(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]:
-    """Return the report as a dict for JSON."""
-    return {
-        "cache": cache,
-        "dry_run": dry_run,
-        "splits": [_describe_split(split, report.missing) for split in report.splits],
-        "artefacts": [
-            _describe_artefact(job, report.missing) for split in report.splits for job in split.jobs
-        ],
-        "notes": list(report.notes),
-        "ranks": report.forecast.ranks,
-        "memory_bytes": report.forecast.memory,
-        "expected_seconds": report.forecast.seconds,
-        "seconds": report.seconds,
-    }
 
 
 def _print_report(found: dict[str, Any]) -> None:
@@ -372,34 +349,3 @@ def _print_report(found: dict[str, Any]) -> None:
     else:
         outcome = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
     print_line(outcome)
-
-
-def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]:
-    """Return the description of a split for JSON.
-
-    Args:
-        missing: the base names of missing artefacts.
-    """
-    epochs = [job.num_epochs for job in split.datasets]
-    missing_sizes = [job.artefact.nbytes for job in split.jobs if job.artefact.base in missing]
-    return {
-        "split": split.name,
-        "datasets": len(split.datasets),
-        "samples": split.num_samples,
-        "epochs": [min(epochs), max(epochs)],
-        "blended": split.blend is not None,
-        "bytes": sum(job.artefact.nbytes for job in split.jobs),
-        "missing": len(missing_sizes),
-        "missing_bytes": sum(missing_sizes),
-    }
-
-
-def _describe_artefact(job: Job, missing: frozenset[str]) -> dict[str, Any]:
-    """Return the description of an artefact for JSON."""
-    return {
-        "name": job.name,
-        "base": job.artefact.base,
-        "samples": job.num_samples,
-        "bytes": job.artefact.nbytes,
-        "missing": job.artefact.base in missing,
-    }

@@ -11,7 +11,8 @@ from megablend.distributed.find_job import this_job
 from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
 from megablend.distributed.same_settings import check_same_settings
 from megablend.index.build.build import Progress
-from megablend.megatron.cache_builder.build_cache import CacheReport, prepare_cache
+from megablend.megatron.cache_builder.build_cache import prepare_cache
+from megablend.megatron.cache_builder.cache_report import CacheReport
 from megablend.megatron.request.config import DatasetConfig, request_of
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage

@@ -132,10 +132,8 @@ def test_samples_are_slices_of_the_documents(
     files = draw(np.random.default_rng(3), 9, row_dtype, shuffle_dtype, token_dtype)
     count = len(files.shuffle_index)
     numbers = [*range(-count, count)]
-    (found, *outside), expected = (
-        files.read(tmp_path, [numbers, [count], [-count - 1]], 9),
-        files.slices(numbers, 9),
-    )
+    found, *outside = files.read(tmp_path, [numbers, [count], [-count - 1]], 9)
+    expected = files.slices(numbers, 9)
     assert found is not None
     assert expected is not None
     np.testing.assert_array_equal(found, expected)

@@ -180,7 +180,8 @@ def test_that_a_run_was_extended_before_is_not_noted(tmp_path: Path) -> None:
 
 def test_a_return_to_the_settings_of_the_stage_that_is_cut_is_noted(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    first, changed = {"samples": 320}, CHANGE | {"samples": 640}
+    first = {"samples": 320}
+    changed = CHANGE | {"samples": 640}
     back = {"samples": 1600, "sources": {"s0": {"weight": run["sources"][0]["weight"]}}}
     config = with_stages(run, first, changed, back)
     megablend.build(config)

@@ -27,6 +27,9 @@ HEAD_BYTES = 1024
 """Number of bytes that are read of each file: the longest header of fixed size, and enough for
 nearly all `.npy` headers."""
 _NPY = b"\x93NUMPY"
+_NPY_TEXT = {1: ("<H", 10), 2: ("<I", 12), 3: ("<I", 12)}
+"""By major version of an `.npy` header: the format of the field with its text's length, and the byte
+at which the text begins."""
 _MAX_NPY_TEXT = 1 << 16
 _LIT = b"LITPKDS"
 _LIT_BYTES = 24
@@ -170,9 +173,9 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
         fits = name_bytes and 30 + name_bytes + extra_bytes <= size
         if fits and not flags & _ZIP_RESERVED and method in _ZIP_METHODS:
             return "a zip file (such as PyTorch's .pt or NumPy's .npz)"
-    if head.startswith(_NPY) and header_bytes is not None and head[6] in (1, 2, 3):
-        kind, start = ("<H", 10) if head[6] == 1 else ("<I", 12)
-        end = start + int(struct.unpack_from(kind, head, 8)[0])
+    if head.startswith(_NPY) and header_bytes is not None and head[6] in _NPY_TEXT:
+        field, start = _NPY_TEXT[head[6]]
+        end = start + int(struct.unpack_from(field, head, 8)[0])
         if header_bytes != end <= size and head[start : start + 1] == b"{":
             return f"an .npy file whose header ends at byte {end}"
     # As llm.c writes it, but with the magic number of another program
@@ -231,13 +234,12 @@ def _find_header(
 def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     """Parse the header of an `.npy` file. Raises: CorruptFileError, UnsupportedFileError."""
     major = head[6] if len(head) > 6 else 0
-    # Format of the field with the length of the text, and the byte at which the text begins
-    kind, start = ("<H", 10) if major == 1 else ("<I", 12)
-    if major not in (1, 2, 3) or len(head) < start:
+    field, start = _NPY_TEXT.get(major, ("", 0))
+    if not field or len(head) < start:
         raise CorruptFileError(
             path, f"its .npy header has version {major} or is truncated; rewrite it with numpy.save"
         )
-    (length,) = struct.unpack_from(kind, head, 8)
+    (length,) = struct.unpack_from(field, head, 8)
     if length > _MAX_NPY_TEXT or start + length > size:
         raise CorruptFileError(
             path,

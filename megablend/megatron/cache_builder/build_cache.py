@@ -16,7 +16,6 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -24,6 +23,7 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
 from megablend.index.build.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
+from megablend.megatron.cache_builder.cache_report import CacheReport
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.completion_marker import (
     Pairs,
@@ -34,7 +34,6 @@ from megablend.megatron.cache_builder.completion_marker import (
 )
 from megablend.megatron.cache_builder.lengths import LengthReader, PartSize
 from megablend.megatron.cache_builder.schedule import (
-    Forecast,
     assign_jobs,
     estimate_cost,
     forecast,
@@ -65,23 +64,6 @@ system."""
 _KEPT_BYTES = 1 << 27
 """Number of bytes of lengths that a rank keeps in memory between counting and building, if the
 memory is not limited."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheReport:
-    """A report about the artefacts that were built, or would be built in a dry run. It is the same
-    on all ranks."""
-
-    splits: tuple[SplitPlan, ...]
-    """The splits of the cache."""
-    missing: frozenset[str]
-    """The base names of the artefacts that were missing or outdated. They were built, except in a
-    dry run."""
-    notes: tuple[str, ...]
-    """Non-fatal warnings: damaged files, changed data, a file system without locks."""
-    forecast: Forecast
-    """The estimated cost of the missing files."""
-    seconds: float
 
 
 def prepare_cache(
@@ -184,6 +166,8 @@ def _prepare(
         if not other_has_begun:
             write_marker(request, splits, pairs, built=False)
     return CacheReport(
+        cache=request.path_to_cache,
+        dry_run=dry_run,
         splits=splits,
         missing=outdated.union(problems),
         notes=tuple(notes),

@@ -27,7 +27,7 @@ from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 
 if TYPE_CHECKING:
-    from megablend.mirror.catalog.shared import SharedCatalog
+    from megablend.mirror.catalog.etcd_catalog import EtcdCatalog
     from megablend.mirror.peers.cluster import Cluster
 
 _PLAN_SECONDS = 10.0
@@ -60,12 +60,12 @@ class Datasets:
         self.holding = holding
         self._cluster = cluster
         self.listings = Listings(engine, source, catalog, self._put_listed, self._is_held, cluster)
-        self.shared: SharedCatalog | None = None
+        self.shared: EtcdCatalog | None = None
         if cluster is not None and cluster.views is not None:
             # Imported here, since it needs aiohttp
-            from megablend.mirror.catalog.shared import SharedCatalog
+            from megablend.mirror.catalog.etcd_catalog import EtcdCatalog
 
-            self.shared = SharedCatalog(
+            self.shared = EtcdCatalog(
                 cluster,
                 cluster.views,
                 catalog,

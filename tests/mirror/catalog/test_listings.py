@@ -27,8 +27,8 @@ from tests.mirror.catalog.test_datasets import (
     machine,
     make_files,
 )
-from tests.mirror.catalog.test_shared import MB, NAMES, Cluster, LocalMates, work
-from tests.mirror.catalog.test_shared import until as until_so
+from tests.mirror.catalog.test_etcd_catalog import MB, NAMES, Cluster, LocalMates, work
+from tests.mirror.catalog.test_etcd_catalog import until as until_so
 from tests.mirror.etcd import EtcdServer
 from tests.mirror.nodes import kill_node
 from tests.mirror.test_clusters import until

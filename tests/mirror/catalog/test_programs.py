@@ -97,7 +97,8 @@ def test_what_a_job_reads_comes_before_what_is_wanted(tmp_path: Path) -> None:
             asked = [each.removeprefix("/b/") for each in source.paths]
             of_job = [i for i, each in enumerate(asked) if each == "job/x.bin"]
             # At its end the job leaves requests to others
-            begin, end = of_job[0], of_job[-NUM_FETCHED]
+            begin = of_job[0]
+            end = of_job[-NUM_FETCHED]
             meanwhile = [each for each in asked[begin:end] if each.startswith("d/")]
             print(f"{len(of_job)} requests of the job, meanwhile {len(meanwhile)} of the rest")
             assert len(of_job) > size / MB

@@ -25,7 +25,7 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.system.limited_json import parse_json
 from tests.mirror.catalog.test_datasets import keys as keys
 from tests.mirror.catalog.test_datasets import machine, make_files
-from tests.mirror.catalog.test_shared import NAMES, SIZES, Cluster, LocalMates, until, work
+from tests.mirror.catalog.test_etcd_catalog import NAMES, SIZES, Cluster, LocalMates, until, work
 from tests.mirror.etcd import EtcdServer
 from tests.storage.faulty import Faults, FaultySource
 

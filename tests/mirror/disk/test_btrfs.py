@@ -44,7 +44,8 @@ def count_used(folder: Path) -> int:
 def test_pages_that_were_written_together_are_freed_one_by_one(btrfs: Path) -> None:
     used = count_used(btrfs)
     store = open_store(btrfs / "mirror", size=16 * MIB)
-    first, second = key_of(16 * MIB), key_of(16 * MIB, name="b")
+    first = key_of(16 * MIB)
+    second = key_of(16 * MIB, name="b")
     now = time.monotonic()
     for i in range(16):
         assert put(store, first, pages_at((i * MIB, MIB)), now + 1000)

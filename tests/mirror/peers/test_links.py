@@ -130,7 +130,9 @@ def test_a_silent_link_holds_up_the_first_reads_only(tmp_path: Path) -> None:
             # All have met, and talk by connections that stay open
             await until(lambda: nodes.cluster(0).as_json()["formed"])
             names = (await names_by_home(nodes))[1]
-            first, second, later = names[:2], names[2:-1], names[-1:]
+            first = names[:2]
+            second = names[2:-1]
+            later = names[-1:]
             assert first
             assert second
             await nodes.read(0, first[0])

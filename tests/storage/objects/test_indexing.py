@@ -301,7 +301,8 @@ def test_streams_of_batches(
     monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.SMALL_BYTES", small)
     folder = tmp_path / "data"
     folder.mkdir()
-    num_files, num_batches = (1, 200) if rows == 2 else (40, 10)
+    num_files = 1 if rows == 2 else 40
+    num_batches = 200 if rows == 2 else 10
     write_stream(folder / "00.arrow", rows)
     for i in range(1, num_files):
         shutil.copy(folder / "00.arrow", folder / f"{i:02d}.arrow")

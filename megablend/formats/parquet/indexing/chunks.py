@@ -58,7 +58,9 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     if len(indexed):
         indexed_chunks = chunks[indexed]
         offset_indexes, column_indexes = read_page_indexes(search, indexed_chunks)
-        miscounted[indexed] |= find_miscounted(offset_indexes, column_indexes, indexed_chunks, search.column)
+        miscounted[indexed] |= find_miscounted(
+            offset_indexes, column_indexes, indexed_chunks, search.column
+        )
         encodings = uniform_page_encodings(indexed_chunks, search.column)
         # Chunks whose ColumnIndex is enough
         by_index = (

@@ -177,7 +177,9 @@ def test_sums_of_chunks(chunks: list[tuple[list[tuple[int, int, bool]], int, int
     first_page = running_totals([len(chunk) for chunk, _, _ in chunks])
     stored = np.zeros(len(chunks), CHUNK_DTYPE)
     stored["num_levels"] = 2
-    begins, rows_differ, tokens_differ = [], [], []
+    begins = []
+    rows_differ = []
+    tokens_differ = []
     for i, (chunk, more_rows, more_tokens) in enumerate(chunks):
         filled = [page for page in chunk if page[:2] != (0, 0)]
         is_known = all(rows >= 0 for rows, _, _ in filled)

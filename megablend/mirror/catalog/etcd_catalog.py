@@ -79,7 +79,7 @@ class _Marker(NamedTuple):
             raise _not_ours("shared/catalog", value) from None
 
 
-class SharedCatalog:
+class EtcdCatalog:
     """The catalog in etcd, for use by one of the nodes. It keeps the node's copy up to date, and
     makes changes in etcd.
 
