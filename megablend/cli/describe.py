@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megablend.cli.options import as_json, command, finish, in_cache, of_what, refuse_options
-from megablend.cli.output import Column, print_line, print_lines, print_table
+from megablend.cli.output import Column, print_first, print_line, print_lines, print_table
 
 if TYPE_CHECKING:
     from megablend.inspect.description import (
@@ -29,6 +29,8 @@ TOP = 50
 """The number of sources that tables show by default if `--all` is given."""
 TOP_OF_SUMMARY = 12
 """The number of sources that the summary shows by default, so that it fits one screen."""
+_WARNINGS_OF_SUMMARY = 6
+"""The maximum number of warnings that the summary prints."""
 STAGES = 12
 """The maximum number of stages to print."""
 
@@ -220,7 +222,7 @@ def _write_request(source: SourceFiles) -> str:
 def print_summary(found: RunDescription) -> None:
     """Print a summary on one screen: warnings, a line for each source of train, and a line for each
     other split."""
-    _print_doubts(found)
+    _print_doubts(found, most_warnings=_WARNINGS_OF_SUMMARY)
     state = "committed" if found.committed else "not committed"
     index = f"index of {found.index.files:,} files, {found.index.tokens:,} tokens, in {found.cache}"
     train = found.splits["train"]
@@ -250,12 +252,20 @@ def print_summary(found: RunDescription) -> None:
     print_line("`--all` prints all figures, for every split and stage and for the index")
 
 
-def _print_doubts(found: RunDescription) -> None:
-    """Print the problems, warnings and notes of a run, which come before everything else."""
+def _print_doubts(found: RunDescription, *, most_warnings: int) -> None:
+    """Print the problems, warnings and notes of a run, which come before everything else.
+
+    Args:
+        most_warnings: number of warnings that are printed; the others are counted.
+    """
     from megablend.cli.build import print_problems
 
     print_problems(found.problems)
-    print_lines(found.warnings, "warning: ")
+    print_first(
+        [f"warning: {warning}" for warning in found.warnings],
+        most_warnings,
+        "warning: {n} more; `--all` prints them",
+    )
     if found.note is not None:
         print_line(f"note: {found.note}")
     for skipped in found.skips:
@@ -304,7 +314,7 @@ def _list_ends(found: RunDescription) -> str:
 
 def print_tables(found: RunDescription) -> None:
     """Print all figures of the index and of each split."""
-    _print_doubts(found)
+    _print_doubts(found, most_warnings=len(found.warnings))
     _print_index(found.index, found.cache)
     for name, split in found.splits.items():
         if split.problem is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import megablend
+from megablend.cli.describe import print_summary, print_tables
 from megablend.inspect.description import RunDescription
 from megablend.inspect.select import select_sources
 from tests.runs import make_config, write_blend, write_source
@@ -45,6 +47,22 @@ def test_small_and_often_read_sources_are_said(config: dict[str, Any]) -> None:
     assert "3 sources are read more than 2 times" in many[1]
     config["sources"][0]["max_epochs"] = 300  # somebody has thought about it
     assert warnings(config | {"warnings": {"min_source_samples": None}}) == []
+
+
+def test_many_warnings_do_not_fill_the_screen(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    megablend.build(config)
+    description = megablend.describe(config)
+    assert isinstance(description, RunDescription)
+    names = [f"stages[{number}] is odd" for number in range(9)]
+    description = replace(description, warnings=tuple(names))
+    print_summary(description)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:6] == [f"warning: {name}" for name in names[:6]]
+    assert shown[6] == "warning: 3 more; `--all` prints them"
+    print_tables(description)
+    assert capsys.readouterr().out.count("is odd") == 9
 
 
 def test_a_source_whose_cap_allows_no_sample_is_said(config: dict[str, Any]) -> None:
