@@ -88,7 +88,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         if address.format == PAIR:
             return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)), storage)
         num_tables = len(data_path_entries(config)) - len(pairs_of(config))
-        memory = config.memory // num_tables
+        # A config of Megatron's own, or of another package, has the default
+        memory = getattr(config, "memory", MegablendDatasetConfig.memory) // num_tables
         try:
             return TableDocuments(cache, pinned_address(cache, dataset_path), memory, storage)
         except DamagedCacheError as error:

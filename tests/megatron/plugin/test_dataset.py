@@ -302,6 +302,17 @@ def test_numbers_of_samples_are_as_gptdataset_takes_them(tmp_path: Path) -> None
         dataset.__getitems__([0.5, 1.5])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_megatrons_own_config_has_the_defaults_of_ours(tmp_path: Path, kind: str) -> None:
+    """Training scripts and packages have config classes of their own."""
+    blend = ([write_word(tmp_path / "words", kind, draw_documents(3))], None)
+    own, ours = (
+        build(MegablendGPTDataset, make(tmp_path / name, blend=blend, split="1"), [60, 0, 0])[0]
+        for name, make in (("own", config_of), ("ours", plugin_config))
+    )
+    assert_same_samples(own, ours)
+
+
 class Doubled(MegablendGPTDataset):
     """A user's own dataset."""
 
