@@ -17,8 +17,7 @@ SUITES = {
     "interleaving-round-robin": ("tests/blend/interleavings/test_contract.py", "round_robin"),
     "storage-zip": ("tests/storage/test_zip.py", ""),
     "source-key-reading": (
-        "tests/operations/test_expected_tokens.py tests/config/test_load.py"
-        " tests/behaviour/test_companion.py tests/tools/test_examples.py",
+        "tests/operations/test_expected_tokens.py tests/tools/test_examples.py",
         "expected_tokens or every_key_of_a_source",
     ),
 }
