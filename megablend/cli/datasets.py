@@ -41,7 +41,7 @@ of_target = click.argument("target", metavar="NAME[@REVISION]")
 
 @click.group(cls=CommandGroup)
 def datasets() -> None:
-    """Hold datasets and models on mirrors, independently of jobs.
+    """Hold datasets and models on mirrors, whichever jobs run.
 
     A dataset is a name for the files of some sources; a revision is a list of these files at one
     point in time. The mirror's node process fetches datasets that are wanted, and keeps them.
