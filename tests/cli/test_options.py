@@ -76,7 +76,7 @@ def test_an_option_without_effect_is_refused(
 
 def test_a_number_added_to_no_state_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(
-        megablend.ConfigError, match="position of a `state`; without one, add it to `at`"
+        megablend.ConfigError, match="but none is given; give a `state`, or `at` alone"
     ):
         megablend.amend(config, at=100, after=5)
 
