@@ -155,7 +155,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         Raises: ConfigError if Megatron cannot build them either."""
         unknown = ", ".join(find_unknown_settings(self.config, GPTDatasetConfig))
         if self._is_our_class:
-            if self._in_pages and self.cls is not MegablendGPTDataset:
+            if self._uses_own_plan and self.cls is not MegablendGPTDataset:
                 raise ConfigError(
                     f"order: {self.config.order} makes the samples of MegablendGPTDataset, and {self.cls.__name__} would "
                     "not be asked for any; give MegablendGPTDataset to the builder, or choose order: megatron"
