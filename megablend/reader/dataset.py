@@ -101,6 +101,10 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def untransformed(self, k: int | None) -> dict[str, Any]:
         """Return sample k without applying the transform. Raises: the same errors as indexing."""
+        if isinstance(k, list):
+            raise TypeError(
+                "found a list of sample numbers, expected one number; give a PretrainingSampler to a DataLoader as batch_sampler="
+            )
         ks = [self.run.sections[-1].start if k is None else operator.index(k)]
         run = self.run.view_at(ks[0])
         try:

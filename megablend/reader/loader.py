@@ -78,9 +78,8 @@ class Loader:
     Loader share its position: each batch is yielded once, and after `load_state_dict` an iteration
     in progress continues at the loaded position. They may not be used in several threads at the
     same time. In an iteration that Lightning or Composer begins, validation starts at the first
-    sample. `state_dict()` and
-    `load_state_dict()` follow the Stateful protocol of torchdata and torch.distributed.checkpoint.
-    Loaders over the same dataset are independent.
+    sample. `state_dict()` and `load_state_dict()` follow the Stateful protocol of torchdata and
+    torch.distributed.checkpoint. Loaders over the same dataset are independent.
 
     accelerate.prepare leaves a Loader unchanged. A Loader also has the attributes that accelerate's
     skip_first_batches requires, which Hugging Face's Trainer calls on resuming: the settings of a

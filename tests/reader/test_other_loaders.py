@@ -69,6 +69,13 @@ BatchSamplerShard.__iter__ = types.FunctionType(  # type: ignore[method-assign]
 )
 
 
+def test_batches_in_place_of_samples_are_refused(config: dict[str, Any]) -> None:
+    dataset = megablend.open(config)
+    batches: Any = megablend.PretrainingSampler(dataset, micro_batch_size=4, **ONE)
+    with pytest.raises(TypeError, match="found a list of sample numbers, .* as batch_sampler="):
+        next(iter(DataLoader(dataset, sampler=batches)))
+
+
 def test_two_loaders_over_one_dataset_do_not_disturb_each_other(config: dict[str, Any]) -> None:
     dataset = megablend.open(config, consumed_samples=8)
     first = megablend.Loader(dataset, micro_batch_size=4, consumed_samples=40)
