@@ -72,7 +72,7 @@ BatchSamplerShard.__iter__ = types.FunctionType(  # type: ignore[method-assign]
 def test_batches_in_place_of_samples_are_refused(config: dict[str, Any]) -> None:
     dataset = megablend.open(config)
     batches: Any = megablend.PretrainingSampler(dataset, micro_batch_size=4, **ONE)
-    with pytest.raises(TypeError, match="found a list of sample numbers, .* as batch_sampler="):
+    with pytest.raises(TypeError, match=r"found a list of sample numbers, .* as batch_sampler="):
         next(iter(DataLoader(dataset, sampler=batches)))
 
 
