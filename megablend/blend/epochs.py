@@ -64,10 +64,10 @@ class Epochs:
         """Return the position at which an epoch begins."""
         segments = self.segments[source]
         segment = segments[0]
-        for each in segments[1:]:
+        for candidate in segments[1:]:
             # A segment with the rest of an epoch, without withdrawn files, does not begin the epoch
-            if each.epoch < epoch or (each.epoch == epoch and not each.withdrawn):
-                segment = each
+            if candidate.epoch < epoch or (candidate.epoch == epoch and not candidate.withdrawn):
+                segment = candidate
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
     def count(self, source: int, tokens: int) -> Fraction:
@@ -90,8 +90,13 @@ class Epochs:
         """
         segments = self.segments[source]
         if before is not None:
-            segments = tuple(each for each in segments if each.position < before) or segments[:1]
-        number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
+            segments = (
+                tuple(candidate for candidate in segments if candidate.position < before)
+                or segments[:1]
+            )
+        number = max(
+            0, bisect_right([candidate.epochs_before for candidate in segments], epochs) - 1
+        )
         segment = segments[number]
         tokens_since = int((epochs - segment.epoch) * segment.tokens)
         position = segment.position - segment.offset + tokens_since
@@ -124,7 +129,7 @@ def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
     """Return the segment that contains a position."""
     if len(segments) == 1:
         return segments[0]
-    return segments[bisect_right([each.position for each in segments], position) - 1]
+    return segments[bisect_right([segment.position for segment in segments], position) - 1]
 
 
 def _count_withdrawn(before: Segment, segment: Segment) -> int:
@@ -210,7 +215,9 @@ class EpochsBuilder:
         self._tokens = tokens
         self._extra = extra
         self._withdrawals = withdrawals
-        self._segments = [[Segment(0, 0, index, order, int(each))] for each in tokens[index]]
+        self._segments = [
+            [Segment(0, 0, index, order, int(epoch_tokens))] for epoch_tokens in tokens[index]
+        ]
         self._index = index
         self._order = order
         self._shift = np.zeros(len(self._segments), np.int64)
@@ -281,7 +288,7 @@ class EpochsBuilder:
         if index != self._index:
             for source, withdrawals in enumerate(self._withdrawals):
                 needed = list_needed(source)
-                lost[source] = any(withdrawals.loses_files(each, index) for each in needed)
+                lost[source] = any(withdrawals.loses_files(segment, index) for segment in needed)
         return lost
 
     def start_depends_on_whole(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
@@ -334,7 +341,9 @@ class EpochsBuilder:
             else:
                 start = self._find_next_epoch(source, int(begun[source]), index, whole=whole)
             begin = (added[0] if added else start).position
-            begins_here = [each for each in segments if each.position == begin and each.tokens]
+            begins_here = [
+                segment for segment in segments if segment.position == begin and segment.tokens
+            ]
             while segments and segments[-1].position >= begin:
                 segments.pop()
             # The first segment that begins here stays, even if no sample begins in it: the sample
@@ -376,9 +385,9 @@ class EpochsBuilder:
         An interleaving assumes that all epochs of a source are equally long, so the positions are
         shifted such that epochs end in the right places from the last change of the snapshot on.
         """
-        places = cursor + self._shift
+        positions = cursor + self._shift
         tokens = np.maximum(1, self._epoch_tokens)
-        return np.where(places < 0, places % tokens, places), self._epoch_tokens
+        return np.where(positions < 0, positions % tokens, positions), self._epoch_tokens
 
     def finish(self) -> Epochs:
         """Return the epochs of the stages so far."""

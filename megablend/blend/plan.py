@@ -316,20 +316,20 @@ class StagesPlan(LocatesMany):
         """Return the number of a source's samples that end within its first `tokens` tokens. The
         `extra` tokens of a sample are part of the sample."""
         count = 0
-        for each in self.list_tokens(source):
-            inside = (tokens - extra - each.token) // each.step
-            count = min(each.stop, each.first + max(0, inside))
-            if count < each.stop:
+        for token_range in self.list_tokens(source):
+            inside = (tokens - extra - token_range.token) // token_range.step
+            count = min(token_range.stop, token_range.first + max(0, inside))
+            if count < token_range.stop:
                 return count
         return count
 
     def ordinal_ending_at(self, source: int, position: int) -> int | None:
         """Return the ordinal of a source's sample whose tokens, without extra ones, end at a
         position; None if there is none."""
-        for each in self.list_tokens(source):
-            samples, rest = divmod(position - each.token, each.step)
-            if rest == 0 and 0 < samples <= each.stop - each.first:
-                return each.first + samples - 1
+        for token_range in self.list_tokens(source):
+            samples, rest = divmod(position - token_range.token, token_range.step)
+            if rest == 0 and 0 < samples <= token_range.stop - token_range.first:
+                return token_range.first + samples - 1
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:

@@ -87,11 +87,11 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
     """Return the largest difference |count - share * n| of each source, [num_sources], over all
     prefixes of the samples. The prefix has n samples, of which the source has `count`."""
-    places = np.argsort(sources, kind="stable")
-    owners = sources[places]
+    numbers = np.argsort(sources, kind="stable")
+    owners = sources[numbers]
     totals = np.bincount(sources, minlength=len(shares))
     ranks = np.arange(len(sources)) - (np.cumsum(totals) - totals)[owners]
     worst = np.abs(totals - shares * len(sources))
-    np.maximum.at(worst, owners, np.abs(ranks - shares[owners] * places))
-    np.maximum.at(worst, owners, np.abs(ranks + 1 - shares[owners] * (places + 1)))
+    np.maximum.at(worst, owners, np.abs(ranks - shares[owners] * numbers))
+    np.maximum.at(worst, owners, np.abs(ranks + 1 - shares[owners] * (numbers + 1)))
     return worst

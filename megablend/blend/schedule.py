@@ -60,15 +60,17 @@ class Schedule:
         """Return the number of samples of each source in each step: [steps][num_sources]. Each step
         corrects the rounding of earlier steps. `target`: shares of the stage's blend."""
         due = [Fraction(0)] * len(target)
-        given = [0] * len(target)
+        totals_so_far = [0] * len(target)
         start = 0
         totals = list[list[int]]()
         for end, shares in zip(self.ends, self.shares(target), strict=True):
             due = [
                 before + share * (end - start) for before, share in zip(due, shares, strict=True)
             ]
-            totals.append(divide_residuals(due, given, end - start))
-            given = [before + added for before, added in zip(given, totals[-1], strict=True)]
+            totals.append(divide_residuals(due, totals_so_far, end - start))
+            totals_so_far = [
+                before + added for before, added in zip(totals_so_far, totals[-1], strict=True)
+            ]
             start = end
         return totals
 
@@ -140,7 +142,7 @@ def _numerators(values: Sequence[Fraction]) -> list[int]:
 def _fractions(record: Sequence[object]) -> tuple[Fraction, ...]:
     """Convert a result of `_numerators` back to fractions."""
     scale, *numerators = map(_parse_count, record)
-    return tuple(Fraction(each, scale) for each in numerators)
+    return tuple(Fraction(numerator, scale) for numerator in numerators)
 
 
 def _parse_count(value: object) -> int:

@@ -73,8 +73,8 @@ def add_command(
         all_patterns += patterns
         recorded += patterns if len(patterns) <= _MAX_PATTERNS else [_name_source(source)]
     seconds = None if every is None else _parse_every(every)
-    found = _ask(mirror, "add", dataset=name, sources=all_patterns, said=recorded, every=seconds)
-    finish(found, as_json, _print_added)
+    revision = _ask(mirror, "add", dataset=name, sources=all_patterns, said=recorded, every=seconds)
+    finish(revision, as_json, _print_added)
 
 
 @datasets.command("want")
@@ -124,10 +124,10 @@ def want_command(
         "nodes": [] if nodes == "all" else _split_nodes(nodes),
         "copies": _parse_copies(copies),
     }
-    found = _ask(mirror, "want", target=target, **about)
+    outcome = _ask(mirror, "want", target=target, **about)
     if wait:
-        found |= _ask(mirror, "wait", target=target)
-    finish(found, as_json, _print_wanted)
+        outcome |= _ask(mirror, "wait", target=target)
+    finish(outcome, as_json, _print_wanted)
 
 
 def _add_simple(verb: str, outcome: str, help_text: str) -> None:
@@ -139,8 +139,8 @@ def _add_simple(verb: str, outcome: str, help_text: str) -> None:
     @of_mirror
     @as_json
     def simple_command(target: str, mirror: str | None, as_json: bool) -> None:
-        found = _ask(mirror, verb, target=target)
-        finish(found, as_json, lambda found: print_line(f"{found['want']}: {outcome}"))
+        answer = _ask(mirror, verb, target=target)
+        finish(answer, as_json, lambda answer: print_line(f"{answer['want']}: {outcome}"))
 
 
 _add_simple("unwant", "no longer wanted", "Stop holding a dataset, so that it may be evicted.")
@@ -184,7 +184,7 @@ def path_command(target: str, mirror: str | None, as_json: bool) -> None:
     Any program can read the folder. Its files are hard links, except for small ones. The folder
     exists until the revision is no longer wanted. Exits with status 3 if a file is missing.
     """
-    finish(_ask(mirror, "path", target=target), as_json, lambda found: print_line(found["path"]))
+    finish(_ask(mirror, "path", target=target), as_json, lambda answer: print_line(answer["path"]))
 
 
 @datasets.command("verify")
@@ -197,9 +197,9 @@ def verify_command(target: str, mirror: str | None, as_json: bool) -> None:
     Damaged parts are dropped, and fetched again if they are wanted. Exits with status 3 if there
     were any.
     """
-    found = _ask(mirror, "verify", target=target)
-    finish(found, as_json, partial(print_compared, kind="files"))
-    if found["wrong"]:
+    comparison = _ask(mirror, "verify", target=target)
+    finish(comparison, as_json, partial(print_compared, kind="files"))
+    if comparison["wrong"]:
         sys.exit(3)
 
 
@@ -261,7 +261,9 @@ def _locate(source: str) -> list[str]:
     if source.endswith(LIST_ENDING):
         return expand_location(str(path))
     if source.endswith(_CONFIG_ENDINGS) and path.is_file():
-        return [each for source in load_config(path).all_sources.values() for each in source.path]
+        return [
+            pattern for source in load_config(path).all_sources.values() for pattern in source.path
+        ]
     return [f"{path}/" if source.endswith("/") else str(path)]
 
 
@@ -278,7 +280,7 @@ def _parse_copies(text: str) -> int:
 
 def _split_nodes(text: str) -> list[str]:
     """Split a list of nodes at its commas. Raises: ConfigError if there are none."""
-    nodes = [each.strip() for each in text.split(",") if each.strip()]
+    nodes = [node.strip() for node in text.split(",") if node.strip()]
     if not nodes:
         raise ConfigError(
             f"--nodes: found {text!r}, expected names of nodes\nwrite `host:port,host:port`, or `all`"
@@ -320,34 +322,35 @@ def _parse_time(text: str) -> float:
     return end
 
 
-def _print_added(found: dict[str, Any]) -> None:
+def _print_added(revision: dict[str, Any]) -> None:
     """Print the revision that was added."""
-    is_new = "a new revision" if found["is_new"] else "unchanged"
+    is_new = "a new revision" if revision["is_new"] else "unchanged"
     print_line(
-        f"{found['dataset']}@{found['digest'][:12]}: {is_new}, {found['num_files']:,} files, {format_gb(found['num_bytes'])}"
+        f"{revision['dataset']}@{revision['digest'][:12]}: {is_new}, {revision['num_files']:,} files, "
+        f"{format_gb(revision['num_bytes'])}"
     )
 
 
-def _print_wanted(found: dict[str, Any]) -> None:
+def _print_wanted(wanted: dict[str, Any]) -> None:
     """Print a want, and how much of it is held."""
-    outcome = f"held, {format_gb(found['bytes'])}" if "bytes" in found else "wanted"
-    if "complete" in found:
-        outcome = f"held on {found['complete']:,} nodes"
-    print_line(f"{found['want']}: {outcome}")
+    outcome = f"held, {format_gb(wanted['bytes'])}" if "bytes" in wanted else "wanted"
+    if "complete" in wanted:
+        outcome = f"held on {wanted['complete']:,} nodes"
+    print_line(f"{wanted['want']}: {outcome}")
 
 
-def _print_list(found: dict[str, Any]) -> None:
+def _print_list(listing: dict[str, Any]) -> None:
     """Print a table of revisions, and the wants."""
     columns: dict[str, Column] = {
-        "revision": lambda each: f"{each['dataset']}@{each['digest'][:12]}",
+        "revision": lambda revision: f"{revision['dataset']}@{revision['digest'][:12]}",
         "files": "num_files",
-        "size": lambda each: format_gb(each["num_bytes"]),
-        "added": lambda each: _format_time(each["added"]),
-        "by": lambda each: "listing again" if each.get("is_found") else "add",
+        "size": lambda revision: format_gb(revision["num_bytes"]),
+        "added": lambda revision: _format_time(revision["added"]),
+        "by": lambda revision: "listing again" if revision.get("is_found") else "add",
     }
-    print_table("datasets", columns, found["revisions"])
-    print_lines(found["wants"], "wanted: ")
-    _print_listed(found)
+    print_table("datasets", columns, listing["revisions"])
+    print_lines(listing["wants"], "wanted: ")
+    _print_listed(listing)
 
 
 def _format_time(seconds: float) -> str:
@@ -355,9 +358,9 @@ def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
 
 
-def _print_listed(found: dict[str, Any]) -> None:
+def _print_listed(state: dict[str, Any]) -> None:
     """Print the problems with sources that were listed again."""
-    for name, listing in sorted(found.get("listed", {}).items()):
+    for name, listing in sorted(state.get("listed", {}).items()):
         if listing["trouble"]:
             by = f" by {listing['by']}" if listing["by"] else ""
             print_line(
@@ -365,15 +368,15 @@ def _print_listed(found: dict[str, Any]) -> None:
             )
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def _print_status(status: dict[str, Any]) -> None:
     """Print the capacity of the mirror, and how much of each want is held."""
-    print_line(f"capacity: {format_gb(found['capacity'])}")
-    if found["trouble"]:
-        print_line(f"not up to date: {found['trouble']}")
-    _print_listed(found)
-    for want in found.get("wants", ()):
-        _print_cluster(want, found["away"])
-    for goal in found["goals"]:
+    print_line(f"capacity: {format_gb(status['capacity'])}")
+    if status["trouble"]:
+        print_line(f"not up to date: {status['trouble']}")
+    _print_listed(status)
+    for want in status.get("wants", ()):
+        _print_cluster(want, status["away"])
+    for goal in status["goals"]:
         _print_goal(goal)
 
 
@@ -406,10 +409,10 @@ def _print_cluster(want: dict[str, Any], away: list[str]) -> None:
         print_line(f"  {node}: {'is unreachable' if node in away else 'has not reported yet'}")
 
 
-def _print_forgotten(found: dict[str, Any]) -> None:
+def _print_forgotten(forgotten: dict[str, Any]) -> None:
     """Print the forgotten revisions, and how much each node has deleted."""
-    print_lines(found["revisions"], "forgotten: ")
-    for node, each in sorted(found.get("nodes", {}).items()):
-        print_line(f"{node}: deleted {format_gb(each['bytes'])} in {each['files']:,} files")
-    print_lines(found.get("away", ()), "unreachable, will delete when it is back: ")
-    print_line(f"deleted {format_gb(found['bytes'])} in {found['files']:,} files")
+    print_lines(forgotten["revisions"], "forgotten: ")
+    for node, deleted in sorted(forgotten.get("nodes", {}).items()):
+        print_line(f"{node}: deleted {format_gb(deleted['bytes'])} in {deleted['files']:,} files")
+    print_lines(forgotten.get("away", ()), "unreachable, will delete when it is back: ")
+    print_line(f"deleted {format_gb(forgotten['bytes'])} in {forgotten['files']:,} files")

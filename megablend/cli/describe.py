@@ -126,7 +126,7 @@ def describe(
                 raise click.UsageError(
                     f"{name} {value} needs --micro-batch: without it nothing is estimated"
                 )
-    found: Description = describe_run(
+    description: Description = describe_run(
         what,
         cache=cache,
         micro_batch_size=micro_batch,
@@ -136,43 +136,43 @@ def describe(
         mirror_size=mirror_size,
     )
     if html is not None:
-        _write_html(found, html, what, cache)
-    if isinstance(found, CacheDescription):
+        _write_html(description, html, what, cache)
+    if isinstance(description, CacheDescription):
         refuse_options(
             {"--top": top, "--sort": sort, "--match": match},
             f"selects sources of a config, but {what} is a cache; give a config",
         )
-        finish(found, as_json, print_cache)
+        finish(description, as_json, print_cache)
         return
     if top is None and not as_json:
         top = TOP if whole else TOP_OF_SUMMARY
     is_summary = not (as_json or whole)
-    num_sources = len(found.index.sources) if isinstance(found, RunDescription) else 0
+    num_sources = len(description.index.sources) if isinstance(description, RunDescription) else 0
     if is_summary and sort is None and top and top < num_sources:
         sort = "share"
-    found = select_sources(found, top=top, sort=sort, match=match)
-    if isinstance(found, FilesDescription):
-        finish(found, as_json, _print_files)
+    description = select_sources(description, top=top, sort=sort, match=match)
+    if isinstance(description, FilesDescription):
+        finish(description, as_json, _print_files)
     else:
-        finish(found, as_json, print_tables if whole else print_summary)
+        finish(description, as_json, print_tables if whole else print_summary)
 
 
-def _write_html(found: Description, html: str, what: str, cache: str | None) -> None:
+def _write_html(description: Description, html: str, what: str, cache: str | None) -> None:
     """Write the page of a run. Raises: click.UsageError if there is no indexed run."""
     from megablend.inspect.description import CacheDescription, RunDescription
     from megablend.inspect.html import write_html
     from megablend.inspect.output_file import check_output
     from megablend.operations.session import Session
 
-    if isinstance(found, RunDescription):
-        write_html(found, check_output(html, Session(what, cache=cache)))
+    if isinstance(description, RunDescription):
+        write_html(description, check_output(html, Session(what, cache=cache)))
         return
-    if isinstance(found, CacheDescription):
+    if isinstance(description, CacheDescription):
         raise click.UsageError(f"--html needs an indexed run: {what} is a cache; give a config")
-    raise click.UsageError(f"--html needs an indexed run: {found.note}")
+    raise click.UsageError(f"--html needs an indexed run: {description.note}")
 
 
-def print_cache(found: CacheDescription) -> None:
+def print_cache(description: CacheDescription) -> None:
     """Print the indexes and runs of a cache."""
     from megablend.cli.runs import print_runs
     from megablend.inspect.description import DamagedIndex
@@ -187,17 +187,18 @@ def print_cache(found: CacheDescription) -> None:
         "kB": lambda index: f"{index.index_bytes / 1e3:,.1f}",
     }
     print_table(
-        f"cache {found.cache}",
+        f"cache {description.cache}",
         columns,
-        (each for each in found.indices if not isinstance(each, DamagedIndex)),
+        (index for index in description.indices if not isinstance(index, DamagedIndex)),
     )
-    print_runs(found.runs)
+    print_runs(description.runs)
     print_lines(
-        (each.problem for each in found.indices if isinstance(each, DamagedIndex)), "damaged: "
+        (index.problem for index in description.indices if isinstance(index, DamagedIndex)),
+        "damaged: ",
     )
 
 
-def _print_files(found: FilesDescription) -> None:
+def _print_files(description: FilesDescription) -> None:
     """Print the files of sources without an index, in the same way with and without `--all`."""
     columns: dict[str, Column] = {
         "source": "name",
@@ -206,9 +207,9 @@ def _print_files(found: FilesDescription) -> None:
         "MB": lambda source: f"{source.bytes / 1e6:,.1f}",
         "requested": _write_request,
     }
-    print_table(f"run {found.run!r}", columns, found.files)
-    _print_left_out(found.sources_left_out)
-    print_line(f"note: {found.note}")
+    print_table(f"run {description.run!r}", columns, description.files)
+    _print_left_out(description.sources_left_out)
+    print_line(f"note: {description.note}")
 
 
 def _write_request(source: SourceFiles) -> str:
@@ -219,17 +220,19 @@ def _write_request(source: SourceFiles) -> str:
     )
 
 
-def print_summary(found: RunDescription) -> None:
+def print_summary(description: RunDescription) -> None:
     """Print a summary on one screen: warnings, a line for each source of train, and a line for each
     other split."""
-    _print_doubts(found, most_warnings=_WARNINGS_OF_SUMMARY)
-    state = "committed" if found.committed else "not committed"
-    index = f"index of {found.index.files:,} files, {found.index.tokens:,} tokens, in {found.cache}"
-    train = found.splits["train"]
+    _print_doubts(description, most_warnings=_WARNINGS_OF_SUMMARY)
+    state = "committed" if description.committed else "not committed"
+    index = f"index of {description.index.files:,} files, {description.index.tokens:,} tokens, in {description.cache}"
+    train = description.splits["train"]
     stages = train.stages or ()
-    lengths = dict.fromkeys([found.sequence_length, *(each.sequence_length for each in stages)])
+    lengths = dict.fromkeys(
+        [description.sequence_length, *(stage.sequence_length for stage in stages)]
+    )
     listed = ", then ".join(f"{length:,}" for length in lengths)
-    print_line(f"run {found.run!r}, {state}: samples of {listed} tokens; {index}")
+    print_line(f"run {description.run!r}, {state}: samples of {listed} tokens; {index}")
     columns: dict[str, Column] = {
         "source": "name",
         "share": lambda source: _write_share(source.actual_share),
@@ -239,20 +242,22 @@ def print_summary(found: RunDescription) -> None:
     }
     print_table(_title_split("train", train), columns, train.sources, words=("remarks",))
     _print_left_out(train.sources_left_out)
-    for name, split in found.splits.items():
+    for name, split in description.splits.items():
         if name == "train":
             continue
         if split.problem is None:
             print_line(_title_split(name, split))
         else:
             print_line(f"{name}: {split.problem}")
-    if len(found.stages) > 1:
-        print_line(f"{len(found.stages):,} stages, which end at sample {_list_ends(found)}")
-    _print_estimates(found)
+    if len(description.stages) > 1:
+        print_line(
+            f"{len(description.stages):,} stages, which end at sample {_list_ends(description)}"
+        )
+    _print_estimates(description)
     print_line("`--all` prints all figures, for every split and stage and for the index")
 
 
-def _print_doubts(found: RunDescription, *, most_warnings: int) -> None:
+def _print_doubts(description: RunDescription, *, most_warnings: int) -> None:
     """Print the problems, warnings and notes of a run, which come before everything else.
 
     Args:
@@ -260,19 +265,19 @@ def _print_doubts(found: RunDescription, *, most_warnings: int) -> None:
     """
     from megablend.cli.build import print_problems
 
-    print_problems(found.problems)
+    print_problems(description.problems)
     print_first(
-        [f"warning: {warning}" for warning in found.warnings],
+        [f"warning: {warning}" for warning in description.warnings],
         most_warnings,
         "warning: {n} more; `--all` prints them",
     )
-    if found.note is not None:
-        print_line(f"note: {found.note}")
-    for skipped in found.skips:
+    if description.note is not None:
+        print_line(f"note: {description.note}")
+    for skipped in description.skips:
         print_line(
             f"samples {skipped.start:,} to {skipped.stop:,} are skipped: {skipped.tokens:,} tokens are not read"
         )
-    for bad in found.bad_documents or ():
+    for bad in description.bad_documents or ():
         print_line(
             f"source {bad.source!r}: {bad.count:,} documents were left out ({bad.kind}): {'; '.join(bad.first)}"
         )
@@ -280,8 +285,8 @@ def _print_doubts(found: RunDescription, *, most_warnings: int) -> None:
 
 def _title_split(name: str, split: SplitDescription) -> str:
     """Return the title of a split: its name, size and kind."""
-    kind = "blended" if split.blended else "one unblended pass"
-    return f"{name}: {split.samples:,} samples, {split.tokens:,} tokens, {kind}"
+    scope = "blended" if split.blended else "one unblended pass"
+    return f"{name}: {split.samples:,} samples, {split.tokens:,} tokens, {scope}"
 
 
 def _write_share(share: float) -> str:
@@ -306,68 +311,70 @@ def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterato
         yield f"{source.withdrawn_tokens:,} tokens withdrawn"
 
 
-def _list_ends(found: RunDescription) -> str:
+def _list_ends(description: RunDescription) -> str:
     """Return the ends of the first STAGES stages as text."""
-    shown = [f"{end:,}" for end in found.stages[:STAGES]]
-    return ", ".join(shown) + (", ..." if len(found.stages) > STAGES else "")
+    shown = [f"{end:,}" for end in description.stages[:STAGES]]
+    return ", ".join(shown) + (", ..." if len(description.stages) > STAGES else "")
 
 
-def print_tables(found: RunDescription) -> None:
+def print_tables(description: RunDescription) -> None:
     """Print all figures of the index and of each split."""
-    _print_doubts(found, most_warnings=len(found.warnings))
-    _print_index(found.index, found.cache)
-    for name, split in found.splits.items():
+    _print_doubts(description, most_warnings=len(description.warnings))
+    _print_index(description.index, description.cache)
+    for name, split in description.splits.items():
         if split.problem is not None:
             print_line(f"{name}: {split.problem}")
         else:
             _print_split(name, split)
-    verb = "end" if found.committed else "would end"
-    stages = ", ".join(f"{end:,}" for end in found.stages)
-    print_line(f"run {found.run!r}: stages {verb} at sample {stages}; plan {found.plan}")
-    _print_estimates(found)
+    verb = "end" if description.committed else "would end"
+    stages = ", ".join(f"{end:,}" for end in description.stages)
+    print_line(
+        f"run {description.run!r}: stages {verb} at sample {stages}; plan {description.plan}"
+    )
+    _print_estimates(description)
 
 
-def _print_estimates(found: RunDescription) -> None:
+def _print_estimates(description: RunDescription) -> None:
     """Print what loaders read and need, and the stages that could replace `on_exhausted`."""
     from megablend.cli.build import format_transfer
     from megablend.cli.runs import print_fitting
     from megablend.order.registry import find_order
     from megablend.prefetch.memory_budget import format_bytes
 
-    if found.transfer is not None:
-        loaders = "" if found.read_amplification is not None else " with one loader"
+    if description.transfer is not None:
+        loaders = "" if description.read_amplification is not None else " with one loader"
         print_line(
-            f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{loaders}"
+            f"reading train from object stores takes {format_transfer(description.to_dict()['transfer'])}{loaders}"
         )
-    if found.mirror is not None:
-        _print_mirror(found.mirror)
-    if found.read_amplification is not None:
+    if description.mirror is not None:
+        _print_mirror(description.mirror)
+    if description.read_amplification is not None:
         print_line(
-            f"read amplification: {found.read_amplification:.3f} bytes are read for each byte that is used"
+            f"read amplification: {description.read_amplification:.3f} bytes are read for each byte that is used"
         )
-        order = find_order(found.order)
+        order = find_order(description.order)
         if not order.consumes_whole_blocks:
-            reads = f"order: {found.order} reads a whole block for each {order.unit}"
+            reads = f"order: {description.order} reads a whole block for each {order.unit}"
             print_line(f"{reads}, which is the reason (with `order: block` it would be close to 1)")
-    if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
-        needed = format_bytes(found.memory_per_rank, up=True)
-        limit = format_bytes(found.memory_limit_per_rank)
+    if description.memory_per_rank is not None and description.memory_limit_per_rank is not None:
+        needed = format_bytes(description.memory_per_rank, up=True)
+        limit = format_bytes(description.memory_limit_per_rank)
         print_line(f"memory of a rank: at least {needed} of the {limit} that `memory` allows")
-    if found.fitting_unit is not None:
-        print_fitting(found.fitting_unit)
+    if description.fitting_unit is not None:
+        print_fitting(description.fitting_unit)
 
 
-def _print_mirror(found: MirrorEstimate) -> None:
+def _print_mirror(estimate: MirrorEstimate) -> None:
     """Print what reading train takes through mirrors, by epoch."""
     from megablend.prefetch.memory_budget import format_bytes
 
-    if not found.epochs:
+    if not estimate.epochs:
         print_line("mirror: train reads no remote data")
         return
-    held = "without limit" if found.size is None else f"{format_bytes(found.size)} each"
-    needed = format_bytes(found.needed_bytes, up=True)
-    fits = "fit" if found.fits else "do not fit"
-    about = "" if found.is_exact else " (estimated from a part of them)"
+    held = "without limit" if estimate.size is None else f"{format_bytes(estimate.size)} each"
+    needed = format_bytes(estimate.needed_bytes, up=True)
+    fits = "fit" if estimate.fits else "do not fit"
+    about = "" if estimate.is_exact else " (estimated from a part of them)"
 
     def write(kind: str) -> dict[str, Column]:
         return {
@@ -376,12 +383,12 @@ def _print_mirror(found: MirrorEstimate) -> None:
         }
 
     columns: dict[str, Column] = {"epoch": "number", "samples": "samples"}
-    nodes = "1 node" if found.nodes == 1 else f"{found.nodes:,} nodes"
+    nodes = "1 node" if estimate.nodes == 1 else f"{estimate.nodes:,} nodes"
     print_table(
-        f"mirrors of {nodes}, {held}, copies: {found.copies}: "
+        f"mirrors of {nodes}, {held}, copies: {estimate.copies}: "
         f"the {needed} that train reads {fits}{about}",
         columns | write("source") | write("network") | write("disk"),
-        found.epochs,
+        estimate.epochs,
     )
 
 
@@ -402,7 +409,9 @@ def _print_index(index: IndexDescription, cache: str) -> None:
     for source in index.sources:
         print_lines(source.skipped, f"skipped, cannot be read: source {source.name!r}: ")
     tables = [
-        each.document_table_bytes for each in index.sources if each.document_table_bytes is not None
+        listed.document_table_bytes
+        for listed in index.sources
+        if listed.document_table_bytes is not None
     ]
     if tables:
         print_line(f"document tables: {len(tables):,} sources, {sum(tables) / 1e3:,.1f} kB")

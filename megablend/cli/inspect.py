@@ -112,7 +112,7 @@ def show(
     if (sample is None) == (step is None):
         raise click.UsageError("give either --sample or --step")
     decoder = None if tokenizer is None else _load_tokenizer(tokenizer)
-    found: SampleDescription | StepDescription
+    description: SampleDescription | StepDescription
     if sample is not None:
         batch = {
             "--rank": rank,
@@ -121,15 +121,15 @@ def show(
             "--global-batch": global_batch,
         }
         refuse_options(batch, "needs --step: a sample does not depend on the batch")
-        found = show_sample(what, sample, split, run=run, cache=cache)
-        samples: Sequence[SampleDescription] = [found]
+        description = show_sample(what, sample, split, run=run, cache=cache)
+        samples: Sequence[SampleDescription] = [description]
     else:
         assert step is not None
         if micro_batch is None:
             raise click.UsageError(
                 "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
             )
-        found = show_step(
+        description = show_step(
             what,
             step,
             rank=rank or 0,
@@ -140,15 +140,15 @@ def show(
             run=run,
             cache=cache,
         )
-        samples = found.samples
-    texts = [None if decoder is None else _decode(decoder, each) for each in samples]
+        samples = description.samples
+    texts = [None if decoder is None else _decode(decoder, described) for described in samples]
     if as_json:
-        print_json(_add_texts(found.to_dict(), texts))
-    elif isinstance(found, StepDescription) and not whole:
-        _print_step(found, texts)
+        print_json(_add_texts(description.to_dict(), texts))
+    elif isinstance(description, StepDescription) and not whole:
+        _print_step(description, texts)
     else:
-        for each, text in zip(samples, texts, strict=True):
-            print_sample(each, text, whole=whole)
+        for described, text in zip(samples, texts, strict=True):
+            print_sample(described, text, whole=whole)
 
 
 def _load_tokenizer(path: str) -> Any:
@@ -175,20 +175,22 @@ def _decode(decoder: Any, sample: SampleDescription) -> str:
     return text
 
 
-def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, Any]:
+def _add_texts(description: dict[str, Any], texts: Sequence[str | None]) -> dict[str, Any]:
     """Add texts, if they were decoded, to the JSON of a sample or of a step's samples."""
-    for each, text in zip(found.get("samples", [found]), texts, strict=True):
+    for sample, text in zip(description.get("samples", [description]), texts, strict=True):
         if text is not None:
-            each["text"] = text
-    return found
+            sample["text"] = text
+    return description
 
 
-def print_sample(found: SampleDescription, text: str | None = None, *, whole: bool = False) -> None:
+def print_sample(
+    sample: SampleDescription, text: str | None = None, *, whole: bool = False
+) -> None:
     """Print the locations of a sample's pieces, its first and last tokens (or all), and its text if
     it was decoded."""
-    epochs = ", ".join(map(str, found.epochs))
+    epochs = ", ".join(map(str, sample.epochs))
     print_line(
-        f"{found.split} sample {found.sample:,}: source {found.source!r}, ordinal {found.ordinal:,}, epoch {epochs}"
+        f"{sample.split} sample {sample.sample:,}: source {sample.source!r}, ordinal {sample.ordinal:,}, epoch {epochs}"
     )
     columns: dict[str, Column] = {
         "file": "file",
@@ -197,18 +199,22 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
         "tokens of the block": lambda piece: f"{piece.first_token:,} to {piece.stop_token:,}",
         "epoch": "epoch",
     }
-    print_table("pieces", columns, found.pieces)
-    for place in dict.fromkeys(place for piece in found.pieces for place in piece.texts):
-        key = "" if place.key is None else f", key {place.key}"
-        print_line(f"text: {place.text}, line {place.line:,}, byte {place.offset:,}{key}")
+    print_table("pieces", columns, sample.pieces)
+    for text_place in dict.fromkeys(
+        text_place for piece in sample.pieces for text_place in piece.texts
+    ):
+        key = "" if text_place.key is None else f", key {text_place.key}"
+        print_line(
+            f"text: {text_place.text}, line {text_place.line:,}, byte {text_place.offset:,}{key}"
+        )
     print_line(
-        f"documents, or their continuations in other blocks, begin at tokens {_shorten_list(found.document_starts, whole, ', ')}"
+        f"documents, or their continuations in other blocks, begin at tokens {_shorten_list(sample.document_starts, whole, ', ')}"
     )
-    appended = set(found.appended)
-    tokens = [f"{token}*" if i in appended else str(token) for i, token in enumerate(found.tokens)]
+    appended = set(sample.appended)
+    tokens = [f"{token}*" if i in appended else str(token) for i, token in enumerate(sample.tokens)]
     note = "  (*: appended, not in any file)" if appended else ""
     print_line(f"tokens: {_shorten_list(tokens, whole)}{note}")
-    for name, numbers in found.extra.items():
+    for name, numbers in sample.extra.items():
         print_line(f"{name}: {_shorten_list(numbers, whole)}")
     if text is not None:
         print_line("text:")
@@ -225,21 +231,21 @@ def _shorten_list(numbers: Sequence[object], whole: bool, between: str = " ") ->
     return f"{first} ... {last} ({len(texts):,}; --all prints all)"
 
 
-def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
+def _print_step(step: StepDescription, texts: Sequence[str | None]) -> None:
     """Print a line for each sample of a step."""
     columns: dict[str, Column] = {
         "sample": "sample",
         "source": "source",
-        "epoch": lambda each: ", ".join(map(str, each.epochs)),
-        "pieces": lambda each: len(each.document_starts),
+        "epoch": lambda sample: ", ".join(map(str, sample.epochs)),
+        "pieces": lambda sample: len(sample.document_starts),
         "file": _name_files,
-        "first tokens": lambda each: " ".join(map(str, each.tokens[:SHOWN_TOKENS])),
+        "first tokens": lambda sample: " ".join(map(str, sample.tokens[:SHOWN_TOKENS])),
     }
-    title = f"run {found.run!r}, {found.split} step {found.step:,}, rank {found.rank}: {len(found.samples)} samples"
-    print_table(title, columns, found.samples)
-    for each, text in zip(found.samples, texts, strict=True):
+    title = f"run {step.run!r}, {step.split} step {step.step:,}, rank {step.rank}: {len(step.samples)} samples"
+    print_table(title, columns, step.samples)
+    for sample, text in zip(step.samples, texts, strict=True):
         if text is not None:
-            print_line(f"{each.sample:,}: {_shorten(' '.join(text.split()), SHOWN_TEXT)}")
+            print_line(f"{sample.sample:,}: {_shorten(' '.join(text.split()), SHOWN_TEXT)}")
 
 
 def _name_files(sample: SampleDescription) -> str:
@@ -307,11 +313,11 @@ def find(
         raise click.UsageError("give only one of --limit and --all")
     if limit is None and not whole and not as_json:
         limit = SHOWN_SAMPLES
-    if sum(each is not None for each in (line, byte, key)) > 1:
+    if sum(location is not None for location in (line, byte, key)) > 1:
         raise click.UsageError("give only one of --line, --byte and --key")
-    is_text = any(each is not None for each in (line, byte, key))
+    is_text = any(location is not None for location in (line, byte, key))
     file, row = (place, None) if is_text else split_place(place)
-    found = find_samples(
+    result = find_samples(
         what,
         file,
         row,
@@ -324,7 +330,7 @@ def find(
         byte=byte,
         key=key,
     )
-    finish(found, as_json, lambda found: _print_found(found, counts_steps=batch is not None))
+    finish(result, as_json, lambda result: _print_found(result, counts_steps=batch is not None))
 
 
 def split_place(place: str) -> tuple[str, int | None]:
@@ -333,28 +339,30 @@ def split_place(place: str) -> tuple[str, int | None]:
     return (file, int(row)) if colon and row.isascii() and row.isdigit() else (place, None)
 
 
-def _print_found(found: FindResult, *, counts_steps: bool) -> None:
+def _print_found(result: FindResult, *, counts_steps: bool) -> None:
     """Print a table of the samples that read each file."""
     columns: dict[str, Column] = {
         "sample": "sample",
-        "step": lambda each: "skipped" if each.skipped else each.step,
+        "step": lambda match: "skipped" if match.skipped else match.step,
         "epoch": "epoch",
-        "tokens of the sample": lambda each: ", ".join(
-            f"{piece.first_token:,} to {piece.stop_token:,}" for piece in each.pieces
+        "tokens of the sample": lambda match: ", ".join(
+            f"{piece.first_token:,} to {piece.stop_token:,}" for piece in match.pieces
         ),
-        "offset": lambda each: ", ".join(f"{piece.offset:,}" for piece in each.pieces),
+        "offset": lambda match: ", ".join(f"{piece.offset:,}" for piece in match.pieces),
     }
     if not counts_steps:
         del columns["step"]
-    for file in found.found:
+    for file in result.found:
         row = "" if file.row is None else f" row {file.row:,}"
-        title = f"{file.file}{row}: {file.tokens:,} tokens in {found.split}, source {file.source!r}"
+        title = (
+            f"{file.file}{row}: {file.tokens:,} tokens in {result.split}, source {file.source!r}"
+        )
         if not file.samples:
-            print_line(f"{title}: no sample of run {found.run!r} reads it")
+            print_line(f"{title}: no sample of run {result.run!r} reads it")
             continue
         print_table(title, columns, file.samples)
         if not file.complete:
-            print_line(f"more samples follow; --all lists all (run {found.run!r})")
+            print_line(f"more samples follow; --all lists all (run {result.run!r})")
 
 
 @command()
@@ -372,20 +380,21 @@ def diff(a: str, b: str, as_json: bool) -> None:
     finish(compare(a, b), as_json, _print_diff)
 
 
-def _print_diff(found: DiffResult) -> None:
+def _print_diff(result: DiffResult) -> None:
     """Print the differences between two runs, and the sample up to which they are the same."""
     lines = [
-        f"{each.what}: {_name_value(each.a)} | {_name_value(each.b)}" for each in found.differences
+        f"{difference.what}: {_name_value(difference.a)} | {_name_value(difference.b)}"
+        for difference in result.differences
     ]
     print_first(lines, SHOWN_DIFFERENCES, "and {n} more differences; --json has all")
-    shorter = min(found.samples)
-    if not found.is_by_samples:
+    shorter = min(result.samples)
+    if not result.is_by_samples:
         same = "the plans are the same"
-        known = f"the plans are known to be the same up to sample {found.agrees_up_to:,}"
-        print_line(known if found.differences else same)
-    elif found.parts_at is not None:
-        print_line(f"the same up to sample {found.parts_at:,}, which differs")
-    elif shorter == max(found.samples):
+        known = f"the plans are known to be the same up to sample {result.agrees_up_to:,}"
+        print_line(known if result.differences else same)
+    elif result.parts_at is not None:
+        print_line(f"the same up to sample {result.parts_at:,}, which differs")
+    elif shorter == max(result.samples):
         print_line(f"all {shorter:,} samples are the same")
     else:
         print_line(f"the same up to sample {shorter:,}, where one of them ends")

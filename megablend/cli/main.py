@@ -164,5 +164,5 @@ def _print_error(error: BaseException, rank: int | None) -> None:
         kind = "Interrupted"
         message = "interrupted"
     with contextlib.suppress(OSError):
-        found = {"kind": kind, "message": message, "exit_code": exit_code(error)}
-        print_json({"error": found | ({"rank": rank} if rank else {})})
+        report = {"kind": kind, "message": message, "exit_code": exit_code(error)}
+        print_json({"error": report | ({"rank": rank} if rank else {})})

@@ -323,7 +323,7 @@ def _attribute(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _print_report(found: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
     """Print a line for each split, and the total cost."""
     columns: dict[str, Column] = {
         "split": "split",
@@ -336,16 +336,16 @@ def _print_report(found: dict[str, Any]) -> None:
         "missing": "missing",
         "missing MB": lambda split: f"{split['missing_bytes'] / 1e6:,.1f}",
     }
-    print_table(f"cache {found['cache']}", columns, found["splits"])
-    print_lines(found["notes"], "note: ")
-    missing = sum(split["missing"] for split in found["splits"])
+    print_table(f"cache {report['cache']}", columns, report["splits"])
+    print_lines(report["notes"], "note: ")
+    missing = sum(split["missing"] for split in report["splits"])
     if not missing:
         outcome = "nothing is missing"
-    elif found["dry_run"]:
+    elif report["dry_run"]:
         outcome = (
-            f"{missing:,} are missing; building them takes at most {found['memory_bytes'] / 1e6:,.0f} MB of memory per node "
-            f"and about {found['expected_seconds']:,.0f} s, not counting writing (ranks: {found['ranks']})"
+            f"{missing:,} are missing; building them takes at most {report['memory_bytes'] / 1e6:,.0f} MB of memory per node "
+            f"and about {report['expected_seconds']:,.0f} s, not counting writing (ranks: {report['ranks']})"
         )
     else:
-        outcome = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
+        outcome = f"{missing:,} were missing and have been built: {report['seconds']:.1f} s (ranks: {report['ranks']})"
     print_line(outcome)

@@ -85,9 +85,9 @@ def check_command(what: str, as_json: bool) -> None:
 
     Prints a line for each connection that fails, and exits with status 3 if there are any.
     """
-    found = ask_node(what, "CHECK")
-    finish(found, as_json, _print_checked)
-    if found["failures"]:
+    checked = ask_node(what, "CHECK")
+    finish(checked, as_json, _print_checked)
+    if checked["failures"]:
         sys.exit(3)
 
 
@@ -130,9 +130,9 @@ def scrub_command(what: str, as_json: bool) -> None:
     Damaged blocks are dropped, and fetched again when they are needed. Exits with status 3 if there
     were any.
     """
-    found = ask_node(what, "SCRUB")
-    finish(found, as_json, print_compared)
-    if found["wrong"]:
+    comparison = ask_node(what, "SCRUB")
+    finish(comparison, as_json, print_compared)
+    if comparison["wrong"]:
         sys.exit(3)
 
 
@@ -231,9 +231,9 @@ def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
 
 def _print_status(status: dict[str, Any]) -> None:
     """Print the state of a node process, of its mirror, and of its cluster."""
-    kind = "a service" if status["service"] else "started by a job"
+    start = "a service" if status["service"] else "started by a job"
     print_line(
-        f"{status['folder']}: process {status['pid']}, megablend {status['version']}, {kind}"
+        f"{status['folder']}: process {status['pid']}, megablend {status['version']}, {start}"
     )
     print_line(f"clients: {status['clients']:,}")
     print_line(f"held: {format_gb(status['held_bytes'])} of {status['files']:,} files")
@@ -263,12 +263,12 @@ def _print_status(status: dict[str, Any]) -> None:
         )
 
 
-def _print_checked(found: dict[str, Any]) -> None:
+def _print_checked(checked: dict[str, Any]) -> None:
     """Print the pairs of nodes that cannot reach each other, and a summary."""
-    print_lines(found["failures"])
-    num_failures = len(found["failures"])
+    print_lines(checked["failures"])
+    num_failures = len(checked["failures"])
     result = f"{num_failures:,} failures" if num_failures else "all reach one another"
-    print_line(f"{found['nodes']:,} nodes: {result}")
+    print_line(f"{checked['nodes']:,} nodes: {result}")
 
 
 def _print_would_fill(filled: dict[str, int]) -> None:
@@ -292,7 +292,9 @@ def _print_filled(filled: dict[str, int]) -> None:
         print_line(f"{machine}: there is no room for the rest: raise `mirror.size`, or free space")
 
 
-def print_compared(found: dict[str, Any], kind: str = "blocks") -> None:
+def print_compared(comparison: dict[str, Any], kind: str = "blocks") -> None:
     """Print what was damaged, `kind` of things, and how much was compared."""
-    print_lines(found["wrong"], "damaged, and dropped: ")
-    print_line(f"compared {format_gb(found['bytes'])}: {len(found['wrong']):,} {kind} were damaged")
+    print_lines(comparison["wrong"], "damaged, and dropped: ")
+    print_line(
+        f"compared {format_gb(comparison['bytes'])}: {len(comparison['wrong']):,} {kind} were damaged"
+    )

@@ -103,7 +103,7 @@ def print_table(
 
     texts = [[_to_text(column, row) for column in columns.values()] for row in rows]
     if total is not None:
-        texts.append(["all", *(_to_text(each, total) for each in list(columns.values())[1:])])
+        texts.append(["all", *(_to_text(column, total) for column in list(columns.values())[1:])])
     width = _find_width() or _LOG_WIDTH
     console = Console(highlight=False, soft_wrap=True, emoji=False, width=width)
     titles = list(columns)

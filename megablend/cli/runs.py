@@ -52,8 +52,8 @@ def list_command(what: str, as_json: bool) -> None:
     """List the runs of a cache."""
     from megablend.operations.manage_runs import list_runs
 
-    found = list_runs(what)
-    finish({"runs": [each.to_dict() for each in found]}, as_json, lambda _: print_runs(found))
+    listed = list_runs(what)
+    finish({"runs": [run.to_dict() for run in listed]}, as_json, lambda _: print_runs(listed))
 
 
 @runs.command("show")
@@ -146,23 +146,23 @@ def print_runs(runs: Sequence[RunSummary | DamagedRun]) -> None:
             print_line(f"run {run.run!r} reads index {run.index}, which does not exist")
 
 
-def _print_run(found: RunCommitment) -> None:
+def _print_run(commitment: RunCommitment) -> None:
     """Print what a run is committed to."""
-    blend = dict(found.blend)
+    blend = dict(commitment.blend)
     sources = blend.pop("sources")
     keys = dict.fromkeys(key for source in sources for key in source if key != "name")
     columns: dict[str, Column] = {"source": "name"}
     titles = {"cycles": "cycles per period"}
     columns |= {titles.get(key, key): partial(_write_setting, key) for key in keys}
-    print_table(f"run {found.run!r}", columns, sources)
+    print_table(f"run {commitment.run!r}", columns, sources)
     for key, value in blend.items():
         print_line(f"{key}: {value}")
-    gone = "" if found.index_exists else " (which does not exist)"
-    print_line(f"index {found.index}{gone}")
+    gone = "" if commitment.index_exists else " (which does not exist)"
+    print_line(f"index {commitment.index}{gone}")
     print_line(
-        f"stages end at sample {', '.join(f'{end:,}' for end in found.stages)}; plan {found.plan}"
+        f"stages end at sample {', '.join(f'{end:,}' for end in commitment.stages)}; plan {commitment.plan}"
     )
-    for number, stage in enumerate(found.chain[1:], 1):
+    for number, stage in enumerate(commitment.chain[1:], 1):
         drain = "" if stage.drain is None else f", the first {stage.drain:,} of them a drain"
         print_line(f"stage {number}, samples {stage.start:,} to {stage.stop:,}{drain}, changes:")
         lines = [
@@ -226,26 +226,26 @@ def amend(
     if plus and state is None:
         raise click.UsageError("--plus needs --state")
     loaded_state = None if state is None else read_state(state)
-    found = amend_run(
+    amendment = amend_run(
         config, at=at, state=loaded_state, after=plus, batch=batch, cache=cache, dry_run=dry_run
     )
-    finish(found, as_json, _print_amendment)
+    finish(amendment, as_json, _print_amendment)
 
 
-def _print_amendment(found: Amendment) -> None:
+def _print_amendment(amendment: Amendment) -> None:
     """Print the settings and figures that an amendment changes."""
-    verb = "continues" if found.committed else "would continue"
+    verb = "continues" if amendment.committed else "would continue"
     rounded = ""
-    if found.at != found.requested:
-        rounded = f" ({found.requested:,} rounded up to the end of a cycle)"
-    before = (found.plan_before, found.samples_before)
-    how = "with new settings" if (found.plan, found.samples) != before else "unchanged"
-    print_line(f"run {found.run!r} {verb} {how} from sample {found.at:,} on{rounded}")
-    if found.drained is not None:
-        print_drain(found.drained)
-    if found.fitting_unit is not None:
-        print_fitting(found.fitting_unit)
-    for change in found.changes:
+    if amendment.at != amendment.requested:
+        rounded = f" ({amendment.requested:,} rounded up to the end of a cycle)"
+    before = (amendment.plan_before, amendment.samples_before)
+    how = "with new settings" if (amendment.plan, amendment.samples) != before else "unchanged"
+    print_line(f"run {amendment.run!r} {verb} {how} from sample {amendment.at:,} on{rounded}")
+    if amendment.drained is not None:
+        print_drain(amendment.drained)
+    if amendment.fitting_unit is not None:
+        print_fitting(amendment.fitting_unit)
+    for change in amendment.changes:
         print_line(f"  {change['what']}: {change['before']} -> {change['after']}")
     columns: dict[str, Column] = {"source": "name"}
     for title, attribute, digits in (
@@ -256,16 +256,18 @@ def _print_amendment(found: Amendment) -> None:
     ):
         columns[title] = partial(_write_outlook, "before", attribute, digits)
         columns[f"{title} now"] = partial(_write_outlook, "after", attribute, digits)
-    print_table(f"the rest of the run, {found.samples:,} samples in all", columns, found.sources)
-    if found.note is not None:
-        print_line(f"note: {found.note}")
-    if found.committed:
+    print_table(
+        f"the rest of the run, {amendment.samples:,} samples in all", columns, amendment.sources
+    )
+    if amendment.note is not None:
+        print_line(f"note: {amendment.note}")
+    if amendment.committed:
         print_line(
-            f"to build this run from its config alone, write `from: {found.at}` into the stage"
+            f"to build this run from its config alone, write `from: {amendment.at}` into the stage"
         )
-        for each in found.drain_settings:
+        for setting in amendment.drain_settings:
             print_line(
-                f"and `drain: {each['drain']}` into the stage from sample {each['from']:,} on"
+                f"and `drain: {setting['drain']}` into the stage from sample {setting['from']:,} on"
             )
 
 
@@ -348,24 +350,24 @@ def skip(
             raise click.UsageError(f"--dry-run needs --from{hint}")
         if clear:
             unskip(what, run=run, cache=cache)
-        found = list_skips(what, run=run, cache=cache)
+        skips = list_skips(what, run=run, cache=cache)
     else:
         if stop is None or batch is None or clear:
             raise click.UsageError(
                 "--from needs --to and --batch, and cannot be combined with --clear"
             )
-        found = skip_samples(
+        skips = skip_samples(
             what, start, stop, batch_size=batch, run=run, cache=cache, dry_run=dry_run
         )
-    finish(found, as_json, partial(_print_skips, "would skip" if dry_run else "skips"))
+    finish(skips, as_json, partial(_print_skips, "would skip" if dry_run else "skips"))
 
 
-def _print_skips(verb: str, found: SkipsResult) -> None:
+def _print_skips(verb: str, result: SkipsResult) -> None:
     """Print a line for each range of skipped samples."""
-    for each in found.skips:
+    for skipped in result.skips:
         print_line(
-            f"run {found.run!r} {verb} samples {each.start:,} to {each.stop:,}: "
-            f"{each.samples:,} samples, {each.tokens:,} tokens"
+            f"run {result.run!r} {verb} samples {skipped.start:,} to {skipped.stop:,}: "
+            f"{skipped.samples:,} samples, {skipped.tokens:,} tokens"
         )
-    if not found.skips:
-        print_line(f"run {found.run!r} skips no samples")
+    if not result.skips:
+        print_line(f"run {result.run!r} skips no samples")

@@ -82,19 +82,19 @@ def _find_locations(
         urls: a dict to which the query string of each web URL is added, by the URL without its
             query. Requests need the query, but the returned locations do not contain it.
     """
-    found = list[str]()
+    locations = list[str]()
     for location in written:
         if not find_scheme(location) and not location.endswith(LIST_ENDING):
-            found.append(_absolute_path(location, base, place))
+            locations.append(_absolute_path(location, base, place))
             continue
-        for each in _expand_urls(lower_scheme(location), base, place):
-            found.append(_take_query(_check_url(each, base, place), urls))
-    if len(found) > 1:
+        for url in _expand_urls(lower_scheme(location), base, place):
+            locations.append(_take_query(_check_url(url, base, place), urls))
+    if len(locations) > 1:
         try:
-            check_schemes(found)
+            check_schemes(locations)
         except ValueError as error:
             raise ConfigError(f"{place}: {error}") from error
-    return tuple(found)
+    return tuple(locations)
 
 
 def _expand_urls(location: str, base: Path, place: object) -> list[str]:

@@ -92,7 +92,7 @@ def check_caps(configs: Sequence[Settings]) -> None:
 
     Raises: ValueError, whose message begins with the key.
     """
-    lists = (listed for each in configs for listed in each.sources.values())
+    lists = (listed for settings in configs for listed in settings.sources.values())
     if not any(source.is_capped for listed in lists for source in listed):
         raise ValueError(
             "on_exhausted: no source can be exhausted, since none has a cap; give max_epochs or max_tokens to at "

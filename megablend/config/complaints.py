@@ -35,10 +35,10 @@ class Places:
         line = None
         for part in location:
             if isinstance(lines, dict):
-                found = lines.get(str(part))
-                if found is None:
+                entry = lines.get(str(part))
+                if entry is None:
                     continue  # a level that validation inserted (train), or a missing key
-                line, lines = found
+                line, lines = entry
             elif isinstance(lines, list) and isinstance(part, int) and part < len(lines):
                 line, lines = lines[part]
         file = self.name if line is None else f"{self.name}:{line + 1}"
@@ -144,25 +144,25 @@ def _explain(problem: ErrorDetails, location: Sequence[str | int], message: str)
         value = f"a {type(problem['input']).__name__} that is too long to show"
     if len(value) > MAX_VALUE:
         value = f"{value[:MAX_VALUE]}..."
-    kind = problem["type"]
-    if kind == "value_error":  # from one of our validators
+    error_type = problem["type"]
+    if error_type == "value_error":  # from one of our validators
         if list(location) == ["tokens"] and "/" in str(problem["input"]):
             return f"{message}; the folder for token files is `token_files`"
         return message
-    if kind == "extra_forbidden":
+    if error_type == "extra_forbidden":
         hint = explain_unknown(str(location[-1]), _known_keys(location), list(Source.model_fields))
         return f"unknown key; {hint}"
-    if kind == "missing":
+    if error_type == "missing":
         return "missing; it is required"
-    if kind == "literal_error":
+    if error_type == "literal_error":
         expected = problem["ctx"]["expected"]
         choices = expected.replace("'", " ").split()
         hint = did_you_mean(str(problem["input"]), choices, before="; ")
         return f"found {value}, expected {expected}{hint}"
-    if kind == "model_type":
+    if error_type == "model_type":
         return f"found {value}, expected keys such as {_KEYS[_find_model(location)]}"
-    if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**problem.get("ctx", {}))
+    if error_type in _EXPECTED:
+        expected = _EXPECTED[error_type].format(**problem.get("ctx", {}))
         return f"found {value}, expected {_PATTERNS.get(str(location[-1]), expected)}"
     return f"found {value}: {message[0].lower()}{message[1:]}"
 

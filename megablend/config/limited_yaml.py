@@ -166,22 +166,22 @@ class _Reader:
 
     def _take(self, event: Any) -> None:
         """Process the next event."""
-        kind = type(event)
-        if kind is yaml.ScalarEvent:
+        event_type = type(event)
+        if event_type is yaml.ScalarEvent:
             self._sizes[event.anchor] = 1
             if event.anchor is not None or event.tag is not None:
                 self._is_usual = False
             self._add_scalar(event)
-        elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
-            self._open(event, kind is yaml.MappingStartEvent)
-        elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+        elif event_type is yaml.MappingStartEvent or event_type is yaml.SequenceStartEvent:
+            self._open(event, event_type is yaml.MappingStartEvent)
+        elif event_type is yaml.MappingEndEvent or event_type is yaml.SequenceEndEvent:
             closed = self._nested.pop()
             self._sizes[closed.anchor] = closed.size
             self._add(closed.data, closed.lines, closed.line, closed.size)
-        elif kind is yaml.AliasEvent:
+        elif event_type is yaml.AliasEvent:
             self._is_usual = False
             self._add(None, None, 0, self._expand(event))
-        elif kind is yaml.DocumentStartEvent:
+        elif event_type is yaml.DocumentStartEvent:
             self._documents += 1
             if self._documents > 1:
                 self._is_usual = False

@@ -51,7 +51,7 @@ def load_config(
         return config if cache is None else config.model_copy(update={"cache": cache})
     if isinstance(config, Mapping):
         data = dict(config)
-        place = Places("config", None)
+        places = Places("config", None)
         base = Path.cwd()
     elif not isinstance(config, str | os.PathLike):
         raise ConfigError(
@@ -59,25 +59,25 @@ def load_config(
             "keys"
         )
     else:
-        data, place = read_config_file(Path(config))
+        data, places = read_config_file(Path(config))
         base = Path(config).absolute().parent
     if cache is not None:
         data["cache"] = cache
     try:
-        with_ids = with_eods(data, base, place) if "tokenizer" in data else data
+        with_ids = with_eods(data, base, places) if "tokenizer" in data else data
         checked = Config.model_validate(with_ids)
     except ValidationError as error:
-        raise ConfigError(_join_problems(error, place)) from None
-    return make_paths_absolute(checked, base, place)
+        raise ConfigError(_join_problems(error, places)) from None
+    return make_paths_absolute(checked, base, places)
 
 
-def _join_problems(error: ValidationError, place: Places) -> str:
+def _join_problems(error: ValidationError, places: Places) -> str:
     """Return a line for each of the first errors in a config, and a line with the number of the
     others."""
-    lines = list(islice(explain_errors(error, place), MAX_PROBLEMS))
+    lines = list(islice(explain_errors(error, places), MAX_PROBLEMS))
     more = error.error_count() - len(lines)
     if more > 0:
-        lines.append(f"{place.name}: {more:,} more problem{'s' * (more > 1)}; fix these first")
+        lines.append(f"{places.name}: {more:,} more problem{'s' * (more > 1)}; fix these first")
     return "\n".join(lines)
 
 
@@ -119,11 +119,11 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
         ) from None
     data = document.data
     if not isinstance(data, dict):
-        found = "nothing" if data is None else type(data).__name__
+        description = "nothing" if data is None else type(data).__name__
         # Some commands read a config twice
         remedy = "" if path.is_file() else "; a pipe can be read only once: write it to a file"
         raise ConfigError(
-            f"{path}: found {found}, expected keys such as cache, sequence_length, sources{remedy}"
+            f"{path}: found {description}, expected keys such as cache, sequence_length, sources{remedy}"
         )
     if document.duplicates:
         key, line = document.duplicates[0]

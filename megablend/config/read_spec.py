@@ -120,9 +120,9 @@ class ReadSpec:
         """Return the names and values of the fields that keys and records list by name: those that
         differ from their defaults."""
         return (
-            (each.name, getattr(self, each.name))
-            for each in _NAMED_FIELDS
-            if getattr(self, each.name) != each.default
+            (field.name, getattr(self, field.name))
+            for field in _NAMED_FIELDS
+            if getattr(self, field.name) != field.default
         )
 
 

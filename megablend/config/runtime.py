@@ -42,7 +42,7 @@ class Runtime:
         """Return the settings of a config."""
         stage_masks: tuple[Masks, ...] = ()
         if any(map(attrgetter("changes_samples"), config.stages)):
-            stage_masks = tuple(each.masks for each in config.stage_configs_ignoring_sources)
+            stage_masks = tuple(stage.masks for stage in config.stage_configs_ignoring_sources)
         paths = dict[str, tuple[str, ...]]()
         extra_columns = dict[str, tuple[str, ...]]()
         for name, source in config.all_sources.items():

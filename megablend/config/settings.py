@@ -187,7 +187,7 @@ class Settings(Model):
                 f"found {value!r}, expected a list of sources, or a list for each of train, valid, test"
             )
         if not value.keys() <= set(SPLITS) and not any(
-            isinstance(each, (list, tuple)) for each in value.values()
+            isinstance(shares, (list, tuple)) for shares in value.values()
         ):
             raise ValueError(explain_mapping(value, Source.model_fields))
         return value

@@ -184,10 +184,10 @@ class Source(Share):
                 f"source {self.name!r} has `documents`, which does not apply to {self.format} files; remove it "
                 f"({hint})"
             )
-        given = self.list_given(UNITS)
-        if len(given) > 1:
+        units = self.list_given(UNITS)
+        if len(units) > 1:
             raise ValueError(
-                f"source {self.name!r} has {' and '.join(given)}; expected only one of {', '.join(UNITS)}"
+                f"source {self.name!r} has {' and '.join(units)}; expected only one of {', '.join(UNITS)}"
             )
         return self
 
@@ -232,9 +232,9 @@ def check_units(split: str, sources: Sequence[Source]) -> None:
             )
     for i, unit in enumerate(units):
         if unit != units[0]:
-            found = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
+            listed_units = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
             raise ValueError(
-                f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
+                f"sources.{split}[{i}]: mixed units ({listed_units[:200]}); expected one unit for all sources of a blend"
             )
     if not any(map(attrgetter(units[0]), sources)):
         raise ValueError(

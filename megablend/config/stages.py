@@ -128,9 +128,9 @@ class StageSettings(_Changes):
     def _by_name(cls, value: Any) -> Any:
         """Accept only a mapping from names of sources to their changes."""
         if not isinstance(value, Mapping):
-            found = "a list" if isinstance(value, list | tuple) else repr(value)
+            description = "a list" if isinstance(value, list | tuple) else repr(value)
             raise ValueError(
-                f"found {found}, expected the changes for each source, as in `sources: {{web: {{weight: 2}}}}`"
+                f"found {description}, expected the changes for each source, as in `sources: {{web: {{weight: 2}}}}`"
             )
         return value
 
@@ -147,9 +147,9 @@ class StageSettings(_Changes):
     @model_validator(mode="after")
     def _keys_fit(self) -> StageSettings:
         """Check that the keys of the stage are consistent."""
-        given = self.list_given(ENDS)
-        if len(given) > 1:
-            raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep only one")
+        ends = self.list_given(ENDS)
+        if len(ends) > 1:
+            raise ValueError(f"the stage's end is given by {' and '.join(ends)}; keep only one")
         if self.schedule is None and "steps" in self.model_fields_set:
             raise ValueError(
                 "steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps"

@@ -69,13 +69,13 @@ def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOpt
     return _parse(keys["storage"], places.describe(["storage"]), Path(folder, path).parent)
 
 
-def _parse(given: object, place: str, base: Path) -> ObjectOptions:
+def _parse(settings: object, place: str, base: Path) -> ObjectOptions:
     """Parse settings. Raises: ConfigError.
 
     Args:
         base: the folder for relative paths in the settings.
     """
     try:
-        return make_files_absolute(parse_options(given), base)
+        return make_files_absolute(parse_options(settings), base)
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None

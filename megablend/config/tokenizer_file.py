@@ -111,7 +111,7 @@ def _read_tokens(tokenizer: Path) -> tuple[dict[str, int], dict[str, int]]:
         vocab = data["model"]["vocab"]
         if isinstance(vocab, list):  # pairs of a token and its score
             vocab = {token: number for number, (token, *_) in enumerate(vocab)}
-        added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
+        added = {token["content"]: token["id"] for token in data.get("added_tokens") or ()}
         largest = max([*added.values(), *vocab.values()])
         if not isinstance(largest, int) or largest < 0:
             raise TypeError(f"the largest token id is {largest!r}")
@@ -128,10 +128,10 @@ def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[st
     text of a token, it is replaced by the token's id; with `eos`, it is set to the tokenizer's
     end-of-text token. Raises: ConfigError."""
     sources = data.get("sources")
-    given = data.get("tokenizer")
-    if not isinstance(given, str | os.PathLike):
+    tokenizer = data.get("tokenizer")
+    if not isinstance(tokenizer, str | os.PathLike):
         return data
-    name = os.fspath(given)
+    name = os.fspath(tokenizer)
 
     def resolve(source: Any, *location: str | int) -> Any:
         if not isinstance(source, Mapping):
@@ -158,10 +158,12 @@ def with_eods(data: Mapping[str, Any], base: Path, places: Places) -> Mapping[st
         return [resolve(source, *above, i) for i, source in enumerate(listed)]
 
     if isinstance(sources, Mapping):
-        found: Any = {key: resolve_all(each, "sources", key) for key, each in sources.items()}
+        resolved: Any = {
+            key: resolve_all(listed, "sources", key) for key, listed in sources.items()
+        }
     else:
-        found = resolve_all(sources, "sources")
-    return {**data, "sources": found}
+        resolved = resolve_all(sources, "sources")
+    return {**data, "sources": resolved}
 
 
 def _load(path: Path) -> dict[str, Any]:

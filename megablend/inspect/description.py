@@ -254,7 +254,7 @@ class RunDescription(Record):
     def __str__(self) -> str:
         """Return the description as `print` shows it: problems and warnings, then a line for each
         split and each of its sources."""
-        lines = [f"warning: {each}" for each in (*self.problems, *self.warnings)]
+        lines = [f"warning: {problem}" for problem in (*self.problems, *self.warnings)]
         lines.append(f"run {self.run!r}: samples of {self.sequence_length:,} tokens")
         for name, split in self.splits.items():
             lines.append(f"{name}: {split.samples:,} samples, {split.tokens:,} tokens")

@@ -66,8 +66,8 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
     """
     first = _read(a)
     second = _read(b)
-    ledgers = [each.ledger if isinstance(each, Run) else each for each in (first, second)]
-    chains = [links_of(each) for each in ledgers]
+    ledgers = [side.ledger if isinstance(side, Run) else side for side in (first, second)]
+    chains = [links_of(ledger) for ledger in ledgers]
     agreed = links.find_parting(*chains).sample
     parts_at = None
     if isinstance(first, Run) and isinstance(second, Run):
@@ -193,7 +193,7 @@ def _find_different_row(a: _Pieces, b: _Pieces) -> int | None:
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
     """Return whether the settings of two runs show that the samples of a source are the same,
     ordinal by ordinal. `source` is the number of the source in run a."""
-    other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
+    other = next((i for i, candidate in enumerate(b.sources) if candidate.name == name), None)
     if other is None or _list_snapshots(a) != _list_snapshots(b):
         return False
     return bool(
@@ -207,7 +207,7 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
 
 def _list_snapshots(run: Run) -> list[str]:
     """Return the digests of the snapshots that a run reads, in order."""
-    return [each.snapshot.digest for each in run.store.stores]
+    return [store.snapshot.digest for store in run.store.stores]
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:

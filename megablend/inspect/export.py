@@ -212,12 +212,12 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     names = run.data.index_names
     for source, positions in by_value(sources):
         readings = run.locator.readings(source)
-        firsts = np.array([each.first_block for each in readings])
+        firsts = np.array([reading.first_block for reading in readings])
         # Readings need not be in the order of their blocks: an earlier one may read a later
         # snapshot
         ascending = np.argsort(firsts, kind="stable")
-        places = np.searchsorted(firsts[ascending], spans.blocks[positions], side="right") - 1
-        for number, members in by_value(ascending[places]):
+        indices = np.searchsorted(firsts[ascending], spans.blocks[positions], side="right") - 1
+        for number, members in by_value(ascending[indices]):
             of_reading = positions[members]
             rows[of_reading] = _find_rows_of(readings[number], names[source], spans, of_reading)
     return rows

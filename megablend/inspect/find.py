@@ -104,21 +104,21 @@ def find(
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     if limit is not None:
         limit = min(whole_number("limit", limit, least=1), sys.maxsize)  # as islice requires
-    places = sum(each is not None for each in (row, line, byte, key))
-    if places > 1:
-        raise ConfigError(f"found {places} of row, line, byte and key, expected at most one")
+    num_given = sum(value is not None for value in (row, line, byte, key))
+    if num_given > 1:
+        raise ConfigError(f"found {num_given} of row, line, byte and key, expected at most one")
     opened = Session(what, cache=cache, run=run).open(split)
     skips = skips_of(opened)
-    if places and row is None:
+    if num_given and row is None:
         texts = TextPlaces(opened)
         storage = opened.store.storage
         file, row = find_document(file, texts.paths, storage, line=line, byte=byte, key=key)
     row = None if row is None else whole_number("row", row)
-    found = list[FoundFile]()
+    files = list[FoundFile]()
     for (path, source), numbers in _group_by_source(opened, match_files(opened, file)).items():
         ranges = list_stored_ranges(opened, source, numbers, row)
         samples = iterate_samples(opened, source, ranges)
-        found.append(
+        files.append(
             FoundFile(
                 file=path,
                 source=opened.sources[source].name,
@@ -132,12 +132,12 @@ def find(
                 complete=next(samples, None) is None,
             )
         )
-    if not found:
+    if not files:
         raise ConfigError(
             f"{file}: is read by no source of {split}; give the split that reads the file (`--split`)"
         )
     return FindResult(
-        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found)
+        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(files)
     )
 
 

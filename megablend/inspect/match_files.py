@@ -100,7 +100,7 @@ def _check_is_one_path(file: str, paths: Sequence[str], run: Run) -> None:
         snapshot = run.store.snapshot
         indexed = (snapshot.path(i, run.store.roots) for i in range(snapshot.num_files))
         if any(
-            f"/{file}".endswith(f"/{each[0].text}") for each in group_by_folder(indexed).values()
+            f"/{file}".endswith(f"/{texts[0].text}") for texts in group_by_folder(indexed).values()
         ):
             raise ConfigError(
                 f"{file}: is a text file, which can only be searched by document; give --line, --byte or --key of one of "

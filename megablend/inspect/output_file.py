@@ -58,7 +58,7 @@ def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str |
     likely |= np.array([name.rpartition("/")[2].partition(".")[0] == stem for name in names], bool)
     for number in np.flatnonzero(likely).tolist():
         column = snapshot.column_of(number)
-        if any(_is_same(path, each) for each in column.kind.files(snapshot.path(number, roots))):
+        if any(_is_same(path, file) for file in column.kind.files(snapshot.path(number, roots))):
             return column.source_name
     return None
 

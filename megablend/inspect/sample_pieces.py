@@ -66,8 +66,8 @@ def iterate_samples(
         if not remaining:
             continue
         for epoch in reading.list_epochs(end):
-            found = _find_pieces(run, source, reading, epoch, remaining)
-            rows = zip(*(column.tolist() for column in found), strict=True)
+            found_pieces = _find_pieces(run, source, reading, epoch, remaining)
+            rows = zip(*(column.tolist() for column in found_pieces), strict=True)
             for sample, of_sample in groupby(rows, key=lambda row: int(row[0])):
                 pieces = tuple(
                     FoundPiece(first_token=first, stop_token=stop, offset=offset)
@@ -93,8 +93,8 @@ def _find_pieces(
     reading, sorted by sample and by position in the sample."""
     placed = reading.find_tokens(epoch, stored.start, stored.stop)
     parts = [
-        _cut_into_samples(run, source, reading, placed, each)
-        for each in run.plan.list_tokens(source)
+        _cut_into_samples(run, source, reading, placed, token_range)
+        for token_range in run.plan.list_tokens(source)
     ]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     pieces = SamplePieces(*columns)

@@ -53,7 +53,7 @@ def select_sources(
     def select(listed: Sequence[Any]) -> dict[str, Any]:
         """Return the selected sources of a list, sorted, and the number of sources that were left
         out."""
-        sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
+        sources = [source for source in listed if match is None or fnmatchcase(source.name, match)]
         if sort is not None and sources:
             _sort(sources, SORTS[sort])
         sources = sources[: top or None]

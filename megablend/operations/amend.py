@@ -331,8 +331,8 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     """
     start = min(at, plan.num_samples)
     end = plan.num_samples
-    given = plan.counts(start)
-    samples = (plan.counts(end) - given).tolist()
+    counts_before = plan.counts(start)
+    samples = (plan.counts(end) - counts_before).tolist()
     read = plan.count_tokens(start).tolist()
     total = plan.count_tokens(end).tolist()
     extra = run.extra_token
@@ -344,7 +344,11 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
             ordinal = plan.count_within(source, epoch_tokens, extra)
             repeat = plan.sample_of_count(source, ordinal)
         if repeat is not None and repeat < start:  # then its next sample, if there is one
-            repeat = plan.sample_of_count(source, int(given[source])) if samples[source] else None
+            repeat = (
+                plan.sample_of_count(source, int(counts_before[source]))
+                if samples[source]
+                else None
+            )
         outlooks.append(
             Outlook(
                 share=samples[source] / max(1, end - start),

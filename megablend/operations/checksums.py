@@ -72,7 +72,9 @@ def make_checksums(
             )
     gathered = launch.gather(sums_of_file)
     if launch.rank == 0:
-        by_number = {number: sums for each in gathered for number, sums in each.items()}
+        by_number = {
+            number: sums for sums_by_file in gathered for number, sums in sums_by_file.items()
+        }
         with store.hold():
             commit_sums(snapshot, [by_number[number] for number in range(snapshot.num_files)])
     launch.barrier()

@@ -49,7 +49,7 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
         ends_a = [[link.stop, link.digest] for link in links_of(a)]
         ends_b = [[link.stop, link.digest] for link in links_of(b)]
         compared.append(Difference(what="stages", a=ends_a, b=ends_b))
-    return [each for each in compared if each.a != each.b]
+    return [value for value in compared if value.a != value.b]
 
 
 def links_of(which: Ledger | State) -> tuple[Link, ...]:

@@ -121,7 +121,9 @@ def _collect_tokens(
     from megablend.text.token_names import parse_path
 
     config = session.config
-    source = next(each for each in config.all_sources.values() if each.text is not None)
+    source = next(
+        configured for configured in config.all_sources.values() if configured.text is not None
+    )
     folder = TokenFolder(source.token_folder, config.storage)
     named = set[str]()
     for digest in kept:

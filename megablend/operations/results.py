@@ -76,9 +76,9 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_dict()
     if isinstance(value, Mapping):
-        return {key: _to_json(each) for key, each in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_to_json(each) for each in value]
+        return [_to_json(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value
@@ -101,26 +101,26 @@ def _to_html(value: Any) -> str:
     if isinstance(value, Record):
         value = value._shown()
     if isinstance(value, Mapping):
-        rows = [(escape(str(key)), _to_html(each)) for key, each in value.items()]
-    elif isinstance(value, tuple) and value and all(isinstance(each, Record) for each in value):
+        rows = [(escape(str(key)), _to_html(item)) for key, item in value.items()]
+    elif isinstance(value, tuple) and value and all(isinstance(item, Record) for item in value):
         return _records_to_html(value)
     else:
         return escape(value if isinstance(value, str) else _shorten(value))
     return (
         "<table>"
-        + "".join(f"<tr><th>{key}</th><td>{each}</td></tr>" for key, each in rows)
+        + "".join(f"<tr><th>{key}</th><td>{cell}</td></tr>" for key, cell in rows)
         + "</table>"
     )
 
 
 def _records_to_html(records: Sequence[Record]) -> str:
     """Return a table with a row for each record."""
-    shown = [each._shown() for each in records[:_LISTED]]
-    keys = list(dict.fromkeys(key for each in shown for key in each))
+    shown = [record._shown() for record in records[:_LISTED]]
+    keys = list(dict.fromkeys(key for row in shown for key in row))
     head = "".join(f"<th>{escape(key)}</th>" for key in keys)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_to_html(each.get(key, ''))}</td>" for key in keys) + "</tr>"
-        for each in shown
+        "<tr>" + "".join(f"<td>{_to_html(row.get(key, ''))}</td>" for key in keys) + "</tr>"
+        for row in shown
     )
     more = f"<p>and {len(records) - _LISTED:,} more</p>" if len(records) > _LISTED else ""
     return f"<table><tr>{head}</tr>{body}</table>{more}"

@@ -128,7 +128,9 @@ def _compile_for_state(
         compiled = dataclasses.replace(compiled, ledger=compiled.ledger.of_state(state))
     versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
     # If no version fits, the state is refused later
-    fitting = next((each for each in versions if _begins_with(each, state)), compiled.ledger)
+    fitting = next(
+        (version for version in versions if _begins_with(version, state)), compiled.ledger
+    )
     compiled = dataclasses.replace(compiled, ledger=fitting)
     check_limits(compiled)
     return compiled.run

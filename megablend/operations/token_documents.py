@@ -126,9 +126,9 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
     groups = len(entry.blocks)
     if entry.kind.has_row_groups:
         groups = sum(len(snapshot.chunks(snapshot.files.entry(number))) for number in entry.files)
-    place = f"{source.place}: " if source.place else ""
+    prefix = f"{source.place}: " if source.place else ""
     return (
-        f"{place}source {entry.name!r} has one token per row, so each token would be a document, but append_eod, "
+        f"{prefix}source {entry.name!r} has one token per row, so each token would be a document, but append_eod, "
         "`split`, `inter_document_masking` and `order: document` need documents; set `documents: file` "
         f"({_count(config, files)}), `documents: row_group` ({_count(config, groups)}) or `documents: {{eod_token: "
         "ID}` for a token that ends documents"

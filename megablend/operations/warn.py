@@ -132,7 +132,7 @@ def _warn_of_shared_files(compiled: Compiled) -> list[str]:
             shared.setdefault((first, column), []).append(path)
     if not shared:
         return []
-    (first, second), paths = max(shared.items(), key=lambda each: len(each[1]))
+    (first, second), paths = max(shared.items(), key=lambda pair: len(pair[1]))
     others = len(shared) - 1
     more = f"; and {others:,} more pair{'s' * (others > 1)} of sources" if others else ""
     files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
@@ -146,34 +146,34 @@ def _warn_of_masks(config: Config) -> list[str]:
     """Return a warning for each mask setting that has no effect. It names the first stage with this
     setting."""
     appended = config.appended_eods
-    places = dict[str, str]()
+    prefixes = dict[str, str]()
     stages = config.stage_configs_ignoring_sources
-    if config.eod_token is not None and not any(each.masks.needs_eod for each in stages):
-        places[
+    if config.eod_token is not None and not any(stage.masks.needs_eod for stage in stages):
+        prefixes[
             f"eod_token: has no effect without one of {', '.join(EOD_MASKS)}; to put a token after each document, set "
             "`append_eod` for the sources"
         ] = ""
     for number, settings in enumerate(stages):
         masks = settings.masks
-        found = []
+        warnings = []
         if masks.reset_attention_mask and not masks.create_attention_mask:
-            found.append(
+            warnings.append(
                 "reset_attention_mask: has no effect without `create_attention_mask: true`"
             )
         if masks.reset_position_ids and masks.inter_document_masking:
-            found.append(
+            warnings.append(
                 "reset_position_ids: has no effect with inter_document_masking, where they restart at each document; leave it out"
             )
         acting = [name for name in EOD_MASKS if getattr(masks, name)]
         if acting and None not in appended and masks.eod not in appended:
             tokens = ", ".join(sorted(map(str, appended)))
-            found.append(
+            warnings.append(
                 f"eod_token: {', '.join(acting)} act on token {masks.eod}, but the sources append another one to documents "
                 f"(append_eod {tokens}); leave out eod_token, or set it to the same"
             )
-        for text in found:
-            places.setdefault(text, f"stages[{number}]: " if config.stages else "")
-    return [place + text for text, place in places.items()]
+        for text in warnings:
+            prefixes.setdefault(text, f"stages[{number}]: " if config.stages else "")
+    return [prefix + text for text, prefix in prefixes.items()]
 
 
 def _warn_of_last_share(compiled: Compiled) -> list[str]:

@@ -75,8 +75,8 @@ class BlockOrder(ListedOrder):
         group_starts = _starts_of(self._shuffled_groups(epoch))
         for group, indices in by_value(spans.blocks // self._run % self._num_groups):
             member_starts = _starts_of(self._shuffled_members(epoch, group))
-            places = np.searchsorted(self._list_members(group), spans.blocks[indices])
-            block_starts[indices] = group_starts[group] + member_starts[places]
+            indices_in_group = np.searchsorted(self._list_members(group), spans.blocks[indices])
+            block_starts[indices] = group_starts[group] + member_starts[indices_in_group]
         block_starts += epoch * self._blocks.num_tokens
         stored = self._blocks.before(spans.blocks) + spans.starts
         return Placed(spans.rows, stored, block_starts + spans.starts, block_starts + spans.stops)

@@ -119,7 +119,7 @@ def locate_ranges(
     """
     parts = list[Spans]()
     if any(map(attrgetter("shift"), sources)):
-        shifts = np.array([each.shift for each in sources])[numbers]
+        shifts = np.array([source.shift for source in sources])[numbers]
         starts = starts + shifts
         stops = stops + shifts
     ranges = np.arange(len(starts))

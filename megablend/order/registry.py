@@ -64,7 +64,7 @@ def current_name(name: str) -> str:
 def find_order(name: str) -> OrderKind:
     """Return the order with this name in `ORDERS` or in release 0.1.0. Raises: ValueError for an
     unknown name."""
-    kind = ORDERS.get(name) or ORDERS.get(current_name(name))
-    if kind is None:
+    order = ORDERS.get(name) or ORDERS.get(current_name(name))
+    if order is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")
-    return kind
+    return order

@@ -165,7 +165,7 @@ def list_left_out(cut: Ledger, amended: Ledger, committed: Ledger) -> list[int]:
     kept = list(map(_settings, added))
     return [
         start
-        for stage, start in dropwhile(lambda each: _settings(each[0]) == own, later)
+        for stage, start in dropwhile(lambda pair: _settings(pair[0]) == own, later)
         if start not in committed.index_changes and _settings(stage) not in kept
     ]
 

@@ -136,19 +136,19 @@ def _check_caps(
     for i, (source, total, cap) in enumerate(zip(sources, totals, caps, strict=True)):
         if cap is None or total <= cap or (is_drain and stage.weights[i] == 0):
             continue
-        place = f"stages[{compiled.stages.index(stage)}]"
+        stage_key = f"stages[{compiled.stages.index(stage)}]"
         count = float(epochs.count(i, read_before[i] + total * length + extra))
         longest = longest_stage(stage.weights, caps, redistribute=False)
         earlier = f"end the stage at sample {part.start + longest:,} or before, " if longest else ""
         if is_drain:
             raise PlanError(
-                f"{place}: source {source.name!r} would have been read {count:.2f} times, more "
+                f"{stage_key}: source {source.name!r} would have been read {count:.2f} times, more "
                 f"than {describe_caps(source)}, by sample {part.stop:,}, where the length of "
                 "samples changes; amend the run at an earlier sample, or raise the cap in that "
                 "stage"
             )
         raise PlanError(
-            f"{place}: source {source.name!r} would have been read {count:.2f} times by the end of the stage, "
+            f"{stage_key}: source {source.name!r} would have been read {count:.2f} times by the end of the stage, "
             f"more than {describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are "
             f"left; {earlier}raise the cap, give the source a smaller share, or set `on_exhausted: redistribute`"
         )

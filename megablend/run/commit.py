@@ -65,17 +65,19 @@ def precompute_orders(compiled: Compiled) -> None:
         if not config.is_blended(split):
             continue
         for name, source in config.sources_of(split).items():
-            for each, ranges in zip(store.stores, by_store, strict=True):
+            for block_store, ranges in zip(store.stores, by_store, strict=True):
                 if name not in ranges.numbers:
                     continue
                 part = ranges.ranges(ranges.numbers[name], 0 if config.listed_by_split else number)
-                blocks = SplitBlocks(each.snapshot, part, has_eod=source.append_eod is not None)
+                blocks = SplitBlocks(
+                    block_store.snapshot, part, has_eod=source.append_eod is not None
+                )
                 if blocks.num_tokens == 0:
                     continue  # opening the split raises the error
                 orders = {config.order}
                 if split == compiled.split:
                     segments = run.plan.epochs.segments[run.data.index_names.index(name)]
-                    digest = each.snapshot.digest
+                    digest = block_store.snapshot.digest
                     orders = {part.order for part in segments if part.snapshot == digest}
                 for order in sorted(orders):
                     find_order(order).make(blocks, 0).precompute()

@@ -111,9 +111,9 @@ def load_companion(cache: CacheStore, ledger: Ledger, request: str | None) -> Co
         stop = head["num_rows"] * head["num_sources"]
         rows = rest[:stop].reshape(head["num_rows"], head["num_sources"])
         stages = []
-        for each in head["stages"]:
-            requested = StageRequest(**_with_arrays(each["request"], rows))
-            stages.append(PlannedStage(**_with_arrays(each | {"request": requested}, rows)))
+        for stage_record in head["stages"]:
+            requested = StageRequest(**_with_arrays(stage_record["request"], rows))
+            stages.append(PlannedStage(**_with_arrays(stage_record | {"request": requested}, rows)))
         table = rest[stop:].reshape(-1, _COLUMNS)
         epochs = partial(_parse_epochs, table, head["names"], head["withdrawn"])
         plan = StagesPlan(stages, epochs)
@@ -222,10 +222,18 @@ def _list_epochs(
     withdrawn = dict[tuple[str, ...], int]()
     table = list[tuple[int, ...]]()
     for source, segments in enumerate(epochs.segments):
-        for each in segments:
-            pair = pairs.setdefault((each.snapshot, each.order), len(pairs))
-            gone = withdrawn.setdefault(each.withdrawn, len(withdrawn))
-            row = (source, each.position, each.epoch, each.tokens, each.offset, pair, gone)
+        for segment in segments:
+            pair = pairs.setdefault((segment.snapshot, segment.order), len(pairs))
+            gone = withdrawn.setdefault(segment.withdrawn, len(withdrawn))
+            row = (
+                source,
+                segment.position,
+                segment.epoch,
+                segment.tokens,
+                segment.offset,
+                pair,
+                gone,
+            )
             table.append(row)
     return list(pairs), list(withdrawn), np.array(table, np.int64)
 

@@ -253,10 +253,10 @@ class _Compiler:
     ) -> None:
         """Request the next stage. `following`: the settings of the stage after it; None for the
         last one. Raises: PlanError, naming the stage."""
-        place = f"stages[{len(self.stages)}]"
+        stage_key = f"stages[{len(self.stages)}]"
         tokens = self.data.snapshots[stage_config.snapshot].tokens
         cut = None
-        with naming(place):
+        with naming(stage_key):
             drain, read = self._find_begin(settings, stage_config)
             first = self.start if read is None else read.first_sample
             if read is not None:  # a drain, if any, has samples of the previous length
@@ -266,11 +266,11 @@ class _Compiler:
         if following is not None:
             with naming(f"stages[{len(self.stages) + 1}]"):
                 cut = find_cut(following, first, first + length, self.links)
-            with naming(place):
+            with naming(stage_key):
                 length = round_to_lanes(
                     length, settings, stage_config.lanes, first, self.links, is_cut=cut is not None
                 )
-        with naming(place):
+        with naming(stage_key):
             stage_config = stage_config.model_copy(update={"samples": length})
             stage = replace(
                 request_stage(stage_config, "train", tokens, self.start, first, read),
@@ -320,11 +320,11 @@ class _Compiler:
             return Drain(None, math.lcm(stage_config.lanes, self.batch or 1, *lanes))
         link = None
         begin = 0
-        for each in self.links:
+        for stage in self.links:
             if begin == start:
-                link = each
+                link = stage
                 break
-            begin = each.stop
+            begin = stage.stop
         committed = None if link is None else link.drain
         if settings.drain not in (None, committed):
             expected = (
@@ -428,7 +428,7 @@ class _Compiler:
         config = stage.config
         number = config.snapshot if self.split == "train" else 0
         # The sources of the stage's snapshot and of earlier ones come first in the list of all
-        in_snapshots = [each.has_source for each in self.data.snapshots[: number + 1]]
+        in_snapshots = [snapshot.has_source for snapshot in self.data.snapshots[: number + 1]]
         num_sources = int(np.flatnonzero(np.any(in_snapshots, axis=0))[-1]) + 1
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",

@@ -123,7 +123,7 @@ def save_ledger(
     store = find_store(cache)
     record, current = read_ledger(store, ledger.run)
     # One that is gone was removed, reset or renamed, and is not brought back
-    counts = {each.skips for each in (current, replaces) if each is not None}
+    counts = {version.skips for version in (current, replaces) if version is not None}
     if current not in (replaces, ledger) or (skips is not None and len(counts) > 1):
         raise overtaken(store, ledger.run)
     if skips is None:
@@ -157,7 +157,7 @@ def list_runs(store: CacheStore) -> list[Ledger]:
 def read_ledger(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
     """Return a run's record, and the ledger that it holds; None for both if the run was never
     built. Raises: see `load_ledger`."""
-    place = store.describe_record(RUNS, run)
+    location = store.describe_record(RUNS, run)
     try:
         record = store.read_record(RUNS, run)
         if record is None:
@@ -170,18 +170,18 @@ def read_ledger(store: CacheStore, run: str) -> tuple[Record | None, Ledger | No
         ledger = parse_ledger(parsed, skips)
     except OSError as error:
         raise CacheError(
-            f"{place}: cannot read the run's ledger ({cause_of(error)}): {cache_remedy_of(error.errno, place)}"
+            f"{location}: cannot read the run's ledger ({cause_of(error)}): {cache_remedy_of(error.errno, location)}"
         ) from error
     except UnicodeDecodeError as error:
-        raise CacheError(f"{place}: {_UNREADABLE.format(error)}") from None
+        raise CacheError(f"{location}: {_UNREADABLE.format(error)}") from None
     except ValueError as error:
-        raise CacheError(f"{place}: {error}") from None
+        raise CacheError(f"{location}: {error}") from None
     if ledger.run != run:  # it would be written, and its skips looked for, under the other name
         remedy = "rename the file back; to rename a run, use `megablend runs rename`"
         if ledger.run.lower() == run.lower():
             remedy += ", with a name that also differs where the file system ignores case"
         raise CacheError(
-            f"{place}: found the ledger of run {ledger.run!r}, expected that of {run!r}; {remedy}"
+            f"{location}: found the ledger of run {ledger.run!r}, expected that of {run!r}; {remedy}"
         )
     return record, ledger
 
@@ -280,30 +280,30 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
     for changes in record["stages"]:
         kept = {name: getattr(blend, name) for name in SETTINGS}
         kept |= {"index": index, "num_sources": len(blend.sources)}
-        each = kept | _DEFAULTS | changes
-        _check(each, _STAGE)
-        index = each["index"]
-        count = each["num_sources"]
+        stage_entry = kept | _DEFAULTS | changes
+        _check(stage_entry, _STAGE)
+        index = stage_entry["index"]
+        count = stage_entry["num_sources"]
         sources = [*blend.sources[:count], *listed[len(blend.sources) : count]]
-        for number, numerator, cycles in each["shares"]:
+        for number, numerator, cycles in stage_entry["shares"]:
             _check(cycles, _is_cycles)
-            share = Fraction(numerator, each["of"])
+            share = Fraction(numerator, stage_entry["of"])
             sources[number] = sources[number].with_share(share, cycles)
-        schedule = parse_schedule(each["schedule"]) if "schedule" in each else None
+        schedule = parse_schedule(stage_entry["schedule"]) if "schedule" in stage_entry else None
         if any(source.share is None for source in sources) or (
             schedule is not None and len(schedule.start) != len(sources)
         ):
             raise ValueError("the shares or the schedule of a stage do not match its sources")
-        settings = {name: each[name] for name in SETTINGS}
+        settings = {name: stage_entry[name] for name in SETTINGS}
         blend = Blend(sources=tuple(sources), schedule=schedule, **settings)
         stages.append(
             Stage(
-                end=each["end"],
+                end=stage_entry["end"],
                 index=index,
                 blend=blend,
-                cut=each["cut"],
-                drain=each["drain"],
-                whole_epochs=each["whole_epochs"],
+                cut=stage_entry["cut"],
+                drain=stage_entry["drain"],
+                whole_epochs=stage_entry["whole_epochs"],
             )
         )
     return stages
@@ -332,9 +332,9 @@ def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) ->
     if is_blended:
         settings["order"] = current_name(record["order"])
     sources = list[SourceShare]()
-    for each in record["sources"]:
-        source = SourceShare(name=each["name"], append_eod=each["append_eod"])
+    for entry in record["sources"]:
+        source = SourceShare(name=entry["name"], append_eod=entry["append_eod"])
         if is_blended:
-            source = source.with_share(Fraction(each["share"]), each["cycles"])
+            source = source.with_share(Fraction(entry["share"]), entry["cycles"])
         sources.append(source)
     return Blend(sources=tuple(sources), **settings)

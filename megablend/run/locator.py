@@ -193,8 +193,8 @@ class Locator:
             spans = locate_ranges(listed_sources, numbers_among_listed, starts[rows], stops[rows])
             parts.append(spans._replace(rows=rows[spans.rows]))
         others = np.flatnonzero(~is_listed[numbers])
-        for source, places in by_value(sources[others]):
-            rows = others[places]
+        for source, indices in by_value(sources[others]):
+            rows = others[indices]
             counts = lengths if isinstance(lengths, int) else lengths[rows]
             parts += _locate_in_readings(self.readings(source), rows, starts[rows], counts)
         return join_spans(parts)

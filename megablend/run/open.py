@@ -52,8 +52,8 @@ def open_ledger(
                 f"{snapshots[-1].folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
     eods = dict[str, int | None]()
-    for owner, each in known.items():
-        for source in each.blend.sources:
+    for owner, recorded in known.items():
+        for source in recorded.blend.sources:
             eods[f"{owner}/{source.name}" if is_listed else source.name] = source.append_eod
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
     split_ledger = known[split]

@@ -53,8 +53,8 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     is_only = len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages)
     if not is_only:
         _check_sources(config, snapshots)
-    for number, each in enumerate(snapshots):
-        _check_fit(config, each, None if is_only else number)
+    for number, snapshot in enumerate(snapshots):
+        _check_fit(config, snapshot, None if is_only else number)
     return join_stores(config.run, snapshots, list_eods(config), Runtime.of(config), storage)
 
 
@@ -90,7 +90,7 @@ def join_stores(
     Raises: PlanError if a snapshot lacks an extra column; ConfigError if an extra column has
         different types in sources of a split.
     """
-    stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
+    stores = [_open_store(run, snapshot, eods, runtime, storage) for snapshot in snapshots]
     if len(stores) == 1:
         return stores[0]
     extra = dict[str, tuple[ExtraColumn, ...]]()

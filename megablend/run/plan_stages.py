@@ -303,13 +303,13 @@ class _Planner:
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
         """Make the request of a stage for `totals` samples of its sources (int64 [num_sources]).
         Raises: PlanError if the positions that it reaches do not fit into 64 bits."""
-        places, tokens = self.epochs.place(self.tokens_read)
-        check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
+        positions, tokens = self.epochs.place(self.tokens_read)
+        check_tokens(totals.tolist(), positions.tolist(), tokens.tolist(), blend.sequence_length)
         cycles = np.array([source.cycles or 1 for source in blend.sources], np.int64)
         return StageRequest(
             totals=totals,
             first_sample=self.start,
-            first_tokens=places,
+            first_tokens=positions,
             seed=blend.seed,
             lanes=blend.lanes,
             shuffle_window=blend.shuffle_window,
@@ -393,21 +393,21 @@ def _plan_step(
     step = _plan_all(request, cursor, name, number)
     if stage.cut is None or stage.cut >= end:
         return step
-    kind = find_interleaving(name)
+    interleaving = find_interleaving(name)
     length = stage.cut - request.first_sample
-    if kind.find_tails is None:
+    if interleaving.find_tails is None:
         raise PlanError(
             f"a stage with interleaving {name!r} cannot be cut short at sample {stage.cut:,}; begin the next stage "
             f"where this one ends, at sample {stage.end:,}"
         )
-    plan = kind.plan(request)
-    possible = kind.round_up(plan, max(1, length))
+    plan = interleaving.plan(request)
+    possible = interleaving.round_up(plan, max(1, length))
     if possible != length:
         raise PlanError(
             f"from: found {stage.cut:,}, expected {request.first_sample + possible:,}, the end of a cycle of lanes x "
             "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write"
         )
-    tails = kind.find_tails(plan, length)
+    tails = interleaving.find_tails(plan, length)
     edges = [plan.counts(length)] * 3 if tails is None else [tails.first, tails.read, tails.stop]
     return dataclasses.replace(step, length=length, plan=plan, cut_edges=np.stack(edges))
 

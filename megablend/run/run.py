@@ -79,8 +79,8 @@ class Run:
         masks = masks or (self.runtime.masks,)
         extra = self.ledger.blend.add_extra_token_to_sequence
         lengths = dict[int, int]()
-        for each in self.plan.stages:
-            lengths[each.start] = each.request.sample_tokens
+        for stage in self.plan.stages:
+            lengths[stage.start] = stage.request.sample_tokens
         edges = sorted({*lengths, *starts[: bisect_left(starts, self.num_samples)]})
         sections = list[Section]()
         length = 0
@@ -150,9 +150,9 @@ class Run:
     def blends(self) -> tuple[Blend, ...]:
         """The blends of the samples of the run or its section, in order; neighbours differ."""
         start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
-        parts = (each for each in self.plan.stages if each.start < stop and each.stop > start)
+        parts = (stage for stage in self.plan.stages if stage.start < stop and stage.stop > start)
         return tuple(
-            blend for blend, _ in groupby(self.ledger.stages[each.number].blend for each in parts)
+            blend for blend, _ in groupby(self.ledger.stages[stage.number].blend for stage in parts)
         )
 
     @property

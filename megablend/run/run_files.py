@@ -43,9 +43,9 @@ def list_files(run: Run) -> list[RunFile]:
     gone = snapshot.list_gone(names)
     listed = [RunFile(number) for number in snapshot.files_of(last, names)]
     for number, (start, stop) in enumerate(_find_stops(run)):
-        files = [each for each in gone if each.snapshot == number]
-        ends = _find_ends(run, {each.source for each in files}, start, stop)
-        listed += [RunFile(each.numbers[0], int(ends[each.numbers].max())) for each in files]
+        files = [file for file in gone if file.snapshot == number]
+        ends = _find_ends(run, {file.source for file in files}, start, stop)
+        listed += [RunFile(file.numbers[0], int(ends[file.numbers].max())) for file in files]
     return listed
 
 
@@ -105,7 +105,7 @@ def _list_changes(run: Run) -> dict[int, int]:
     """Return the first sample after the drain of each stage that reads a different snapshot from
     the previous stage, by the stage's number."""
     firsts = dict[int, int]()
-    for each in run.plan.stages:
-        firsts[each.number] = firsts.get(each.number, each.start)
+    for planned in run.plan.stages:
+        firsts[planned.number] = firsts.get(planned.number, planned.start)
     indices = [stage.index for stage in run.ledger.stages]
     return {i: firsts[i] for i in range(1, len(indices)) if indices[i] != indices[i - 1]}

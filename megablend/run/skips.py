@@ -217,23 +217,23 @@ def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     """Read the ranges of a run, each with the plan that it was made for, and the record that
     contains them. Return an empty list and None if there is no record. Raises: CacheError if the
     record is damaged."""
-    place = cache.describe_record(SKIPS, run)
+    location = cache.describe_record(SKIPS, run)
     try:
-        with reading(place):
+        with reading(location):
             stored = cache.read_record(SKIPS, run)
         if stored is None:
             return [], None
         record = parse_json(stored.data)
     except ValueError as error:
         raise CacheError(
-            f"{place}: cannot read the run's skipped samples: {error}; {_RESTORE}"
+            f"{location}: cannot read the run's skipped samples: {error}; {_RESTORE}"
         ) from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise CacheError(
-            f"{place}: not a list of skipped samples in format version {VERSION}; use the version of megablend that wrote it, or "
-            f"{_RESTORE}"
+            f"{location}: not a list of skipped samples in format version {VERSION}; use the version of megablend that wrote it, "
+            f"or {_RESTORE}"
         )
-    damaged = CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
+    damaged = CacheError(f"{location}: damaged list of skipped samples; {_RESTORE}")
     try:
         entries = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
     except (KeyError, OverflowError, TypeError, ValueError):
@@ -245,7 +245,7 @@ def _read(cache: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     # Ledgers count ranges only since records have checksums
     if "checksum" not in record and count_skips(cache, run):
         raise CacheError(
-            f"{place}: list of skipped samples without a checksum: it is damaged, or an earlier release has written "
+            f"{location}: list of skipped samples without a checksum: it is damaged, or an earlier release has written "
             f"it since; {_RESTORE} and skip them again with this release"
         )
     return entries, stored

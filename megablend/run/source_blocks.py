@@ -67,9 +67,11 @@ class SourceBlocks:
 
     def blocks(self, snapshot: str) -> SplitBlocks:
         """Return the blocks of the source in a snapshot, given by its digest."""
-        found = self.snapshots[snapshot]
-        documents = found.splits.ranges(int(found.numbers[self.number]), found.column)
-        return SplitBlocks(found.snapshot, documents, has_eod=self.appends_eod)
+        split_snapshot = self.snapshots[snapshot]
+        documents = split_snapshot.splits.ranges(
+            int(split_snapshot.numbers[self.number]), split_snapshot.column
+        )
+        return SplitBlocks(split_snapshot.snapshot, documents, has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
         """Return the blocks that a segment's epochs read: the blocks of its snapshot, except those

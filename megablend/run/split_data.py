@@ -45,8 +45,8 @@ class SplitSources:
         if len(self.snapshots) == 1:
             return self.snapshots[0].parts
         parts: npt.NDArray[np.void] = self.snapshots[0].parts.copy()
-        for each in self.snapshots[1:]:
-            parts[each.has_source] = each.parts[each.has_source]
+        for snapshot in self.snapshots[1:]:
+            parts[snapshot.has_source] = snapshot.parts[snapshot.has_source]
         return parts
 
     @cached_property
@@ -61,8 +61,8 @@ class SplitSources:
         """For each snapshot, by its digest: the number of tokens of each source in this split,
         including end-of-document tokens; 0 if the snapshot does not have the source."""
         tokens = dict[str, list[int]]()
-        for each in self.snapshots:
-            tokens[each.snapshot.digest] = each.tokens
+        for snapshot in self.snapshots:
+            tokens[snapshot.snapshot.digest] = snapshot.tokens
         return tokens
 
     @cached_property
@@ -71,9 +71,9 @@ class SplitSources:
         blocks = list[SourceBlocks]()
         for number, source in enumerate(self.sources):
             snapshots = dict[str, SplitData]()
-            for each in self.snapshots:
-                if each.numbers[number] >= 0:
-                    snapshots[each.snapshot.digest] = each
+            for snapshot in self.snapshots:
+                if snapshot.numbers[number] >= 0:
+                    snapshots[snapshot.snapshot.digest] = snapshot
             blocks.append(
                 SourceBlocks(
                     name=self.index_names[number],
@@ -111,21 +111,21 @@ def find_requested(
         )
         stages_without = (
             i
-            for i, each in enumerate(config.stage_configs_ignoring_sources)
-            if each.snapshot == len(store.stores)
+            for i, stage in enumerate(config.stage_configs_ignoring_sources)
+            if stage.snapshot == len(store.stores)
         )
-        place = next((f"stages[{i}]" for i in stages_without), "stages")
+        key = next((f"stages[{i}]" for i in stages_without), "stages")
         if not is_built:
             raise PlanError(
-                f"{place}: new_data: run {config.run!r} is not built yet; build the run without {place} and later stages, then "
+                f"{key}: new_data: run {config.run!r} is not built yet; build the run without {key} and later stages, then "
                 "add the stage (`megablend index CONFIG`, then `megablend amend CONFIG --at SAMPLE`)"
             )
         raise PlanError(
-            f"{place}: `new_data` is set, but the new files have not been added to run {config.run!r} yet; "
+            f"{key}: `new_data` is set, but the new files have not been added to run {config.run!r} yet; "
             f"{others}index the files (`megablend index CONFIG`), then add the stage (`megablend amend CONFIG --at "
             "SAMPLE`)"
         )
-    found = find_sources(
+    data = find_sources(
         split,
         list(map(SourceShare.of, config.sources_of(split).values())),
         store,
@@ -134,9 +134,9 @@ def find_requested(
         shares=config.shares,
     )
     if split != "train":
-        return found.of_snapshot(config.snapshot)
-    _check_sequence(config.run, found)
-    return found
+        return data.of_snapshot(config.snapshot)
+    _check_sequence(config.run, data)
+    return data
 
 
 def find_sources(
@@ -159,7 +159,9 @@ def find_sources(
     column = 0 if is_listed else SPLITS.index(split)
     ranges = find_split_ranges(store.stores, shares)
     snapshots = []
-    for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
+    for snapshot_store, first_block, splits in zip(
+        store.stores, store.first_blocks, ranges, strict=True
+    ):
         numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
         is_known = numbers >= 0
         parts = np.zeros(len(numbers), PART_DTYPE)
@@ -169,7 +171,7 @@ def find_sources(
             parts["stop_block"] += first_block
         snapshots.append(
             SplitData(
-                snapshot=each.snapshot,
+                snapshot=snapshot_store.snapshot,
                 first_block=first_block,
                 numbers=numbers,
                 splits=splits,
@@ -191,7 +193,7 @@ def _check_sequence(run: str, sources: SplitSources) -> None:
     Raises: PlanError."""
     names = sources.index_names
     # For each source, the first snapshot that has it
-    in_snapshots = [each.has_source for each in sources.snapshots]
+    in_snapshots = [snapshot.has_source for snapshot in sources.snapshots]
     arrivals = np.argmax([*in_snapshots, np.ones(len(names), np.bool_)], axis=0)
     # For each source, the first snapshot that has it or a source listed after it
     earliest = np.minimum.accumulate(arrivals[::-1])[::-1]

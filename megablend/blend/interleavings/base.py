@@ -96,21 +96,21 @@ class Plan(Protocol):
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
     """Check sample numbers and return them as int64 [n]. Raises IndexError outside
     [0, num_samples), TypeError if they are not integers."""
-    given = np.asarray(ks)
+    numbers = np.asarray(ks)
     # numpy has objects for integers that are too large for 64 bits
-    if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):
-        farthest = max(given.flat, key=abs)
+    if numbers.dtype.kind == "O" and all(isinstance(k, int) for k in numbers.flat):
+        farthest = max(numbers.flat, key=abs)
         # Python refuses to write integers of more than 4,300 digits
         named = farthest if abs(farthest) < 10**100 else "number of more than 100 digits"
         raise IndexError(f"sample {named} is out of range: the plan has {num_samples} samples")
-    if given.dtype.kind not in "iu" and given.size:
-        raise TypeError(f"sample numbers must be integers, found {given.dtype}")
-    outside = (given < 0) | (given >= num_samples)
+    if numbers.dtype.kind not in "iu" and numbers.size:
+        raise TypeError(f"sample numbers must be integers, found {numbers.dtype}")
+    outside = (numbers < 0) | (numbers >= num_samples)
     if outside.any():
         raise IndexError(
-            f"sample {given[outside].ravel()[0]} is out of range: the plan has {num_samples} samples"
+            f"sample {numbers[outside].ravel()[0]} is out of range: the plan has {num_samples} samples"
         )
-    return np.ascontiguousarray(given, np.int64)
+    return np.ascontiguousarray(numbers, np.int64)
 
 
 def check_places(

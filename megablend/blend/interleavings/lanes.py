@@ -253,7 +253,7 @@ class LanePlan(LocatesMany):
         2, K], and the inverse of the stride, int64 [1 or 2]."""
         owners = np.argsort(self._firsts % self._lanes, axis=1)
         return owners, np.array(
-            [pow(each.stride, -1, each.slots) for each in self._schedules], np.int64
+            [pow(schedule.stride, -1, schedule.slots) for schedule in self._schedules], np.int64
         )
 
     def _nth_in_cycle(self, rank: int, cycle: int, index: int) -> int:

@@ -47,9 +47,15 @@ class Tails:
             return resolved
         tail_sources = sources[rows]
         tails = np.empty(len(rows), np.int64)
-        places = ordinals[rows] - self.read[tail_sources]
+        tail_positions = ordinals[rows] - self.read[tail_sources]
         tail_ordinals(
-            self.ranks[tail_sources], places, self.lanes, self.cut, self.periods, self.parts, tails
+            self.ranks[tail_sources],
+            tail_positions,
+            self.lanes,
+            self.cut,
+            self.periods,
+            self.parts,
+            tails,
         )
         resolved[rows] = tails
         return resolved

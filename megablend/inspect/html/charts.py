@@ -107,7 +107,8 @@ def require_matplotlib() -> None:
 def list_charts(split: SplitDescription) -> list[Chart]:
     """Return the charts of a split; an empty list if the split has no samples."""
     sources = sorted(
-        (each for each in split.sources if each.samples), key=lambda each: -each.tokens_read
+        (source for source in split.sources if source.samples),
+        key=lambda source: -source.tokens_read,
     )[:DRAWN]
     return list(_list_charts(split, sources)) if sources else []
 
@@ -115,7 +116,7 @@ def list_charts(split: SplitDescription) -> list[Chart]:
 def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) -> Iterator[Chart]:
     """Yield the charts of a split. `sources`: the sources to show, the most read first."""
     most_read = sources[0]
-    most_repeated = max(sources, key=lambda each: each.epochs)
+    most_repeated = max(sources, key=lambda source: source.epochs)
     rows = len(sources)
     shown = f"all {rows} sources"
     if rows < len(split.sources):

@@ -30,11 +30,13 @@ def draw_shares(split: SplitDescription, sources: Sequence[SourceDescription], a
     for all other sources together."""
     if split.stages is None:
         edges = [0, split.samples]
-        parts = [{each.name: each.actual_share for each in split.sources}]
+        parts = [{source.name: source.actual_share for source in split.sources}]
     else:
         edges = [0, *(stage.stop for stage in split.stages)]
-        parts = [{each.name: each.actual_share for each in stage.sources} for stage in split.stages]
-    named = [each.name for each in sources[: NAMED - (len(split.sources) > NAMED)]]
+        parts = [
+            {source.name: source.actual_share for source in stage.sources} for stage in split.stages
+        ]
+    named = [source.name for source in sources[: NAMED - (len(split.sources) > NAMED)]]
     bands = [[part[name] for part in parts] for name in named]
     num_others = len(split.sources) - len(named)
     if num_others:
@@ -57,23 +59,25 @@ def draw_shares(split: SplitDescription, sources: Sequence[SourceDescription], a
 
 def draw_requested(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw actual shares as bars, requested ones as marks."""
-    values = [each.actual_share for each in sources]
+    values = [source.actual_share for source in sources]
     _draw_bars(axes, sources, values, "share of the samples")
-    _draw_marks(axes, [(each.requested_share, row) for row, each in enumerate(sources)])
-    axes.set_xlim(0, 1.05 * max(max(each.requested_share, each.actual_share) for each in sources))
+    _draw_marks(axes, [(source.requested_share, row) for row, source in enumerate(sources)])
+    axes.set_xlim(
+        0, 1.05 * max(max(source.requested_share, source.actual_share) for source in sources)
+    )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
 
 
 def draw_tokens(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw the number of tokens that are read from each source."""
-    values = [each.tokens_read for each in sources]
+    values = [source.tokens_read for source in sources]
     _draw_bars(axes, sources, values, "tokens read")
     _shorten_counts(axes)
 
 
 def draw_epochs(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw how often each source is read, with a line at one epoch."""
-    values = [each.epochs for each in sources]
+    values = [source.epochs for source in sources]
     _draw_bars(axes, sources, values, "epochs")
     axes.axvline(1, color=_ORANGE, linewidth=1.5)
     axes.set_xlim(0, 1.05 * max(1.0, *values))
@@ -81,10 +85,12 @@ def draw_epochs(sources: Sequence[SourceDescription], axes: Any) -> None:
 
 def draw_exhaustion(samples: int, sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw a line from each source's first sample to its last one, with marks where epochs end."""
-    firsts = [each.first_sample or 0 for each in sources]
-    lasts = [each.last_sample or 0 for each in sources]
+    firsts = [source.first_sample or 0 for source in sources]
+    lasts = [source.last_sample or 0 for source in sources]
     axes.hlines(range(len(sources)), firsts, lasts, color=_GREY, linewidth=5)
-    _draw_marks(axes, [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends])
+    _draw_marks(
+        axes, [(end, row) for row, source in enumerate(sources) for end in source.epoch_ends]
+    )
     _name_rows(axes, sources)
     axes.set_xlim(0, samples)
     _shorten_counts(axes)
@@ -93,7 +99,7 @@ def draw_exhaustion(samples: int, sources: Sequence[SourceDescription], axes: An
 
 def draw_means(sources: Sequence[SourceDescription], axes: Any) -> None:
     """Draw the mean length of each source's documents."""
-    values = [each.tokens / max(1, each.documents) for each in sources]
+    values = [source.tokens / max(1, source.documents) for source in sources]
     _draw_bars(axes, sources, values, "mean tokens per document")
     _shorten_counts(axes)
 
@@ -115,11 +121,11 @@ def _draw_bars(
     axes.set_xlabel(label)
 
 
-def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
+def _draw_marks(axes: Any, points: Sequence[tuple[float, int]]) -> None:
     """Draw a mark at each place, which is a pair (x, row)."""
-    rows = [row for _, row in places]
+    rows = [row for _, row in points]
     axes.vlines(
-        [x for x, _ in places],
+        [x for x, _ in points],
         [row - 0.4 for row in rows],
         [row + 0.4 for row in rows],
         color=_ORANGE,
@@ -130,7 +136,7 @@ def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
 def _name_rows(axes: Any, sources: Sequence[SourceDescription]) -> None:
     """Label the rows of a chart with the names of its sources, and place the numbers of the x
     axis."""
-    axes.set_yticks(range(len(sources)), [_shorten(each.name) for each in sources])
+    axes.set_yticks(range(len(sources)), [_shorten(source.name) for source in sources])
     axes.set_ylim(len(sources) - 0.5, -0.5)
     axes.tick_params(axis="y", left=False)
     axes.grid(visible=False, axis="y")

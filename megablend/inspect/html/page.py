@@ -128,12 +128,12 @@ def _notes(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Iterator[str]:
     """Yield the lines of the section on a split."""
-    kind = "blended" if split.blended else "one unblended pass"
+    scope = "blended" if split.blended else "one unblended pass"
     yield f'<section aria-labelledby="split-{name}"><h2 id="split-{name}">Split {name}</h2>'
     if split.problem is not None:
         yield f"<p>{escape(split.problem)}</p></section>"
         return
-    yield f"<p>{split.samples:,} samples, {split.tokens:,} tokens, {kind}.</p>"
+    yield f"<p>{split.samples:,} samples, {split.tokens:,} tokens, {scope}.</p>"
     repeat = split.first_repeated_source
     if repeat is not None:
         explanation = "is the first source to begin epoch 1, which reads its tokens again"
