@@ -185,5 +185,5 @@ def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: f
         cutoff: the lowest similarity, 0 to 1; see difflib.get_close_matches.
     """
     near = difflib.get_close_matches(name, list(known), n=10, cutoff=cutoff)
-    near = [each for each in near if each.startswith(name)] or near
+    near = [candidate for candidate in near if candidate.startswith(name)] or near
     return f"{before}did you mean {near[0]!r}?" if near else ""

@@ -39,8 +39,8 @@ def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
         )
         byte = ir.IntType(8).as_pointer()
         word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        function_type = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], function_type)
         # read, into the second-level cache (the first has too few slots for misses under way), data
         builder.call(fetch, [builder.bitcast(item, byte), word(0), word(2), word(1)])
         return context.get_dummy_value()
@@ -171,8 +171,10 @@ def library_function(
         function.argtypes = [kinds[argument] for argument in arguments]
         return cast("Callable[..., int]", lambda *values: function(*map(int, values)))
     open_types: Any = types
-    kind = getattr(open_types, result)(*(getattr(open_types, argument) for argument in arguments))
-    return cast("Callable[..., int]", open_types.ExternalFunction(name, kind))
+    signature = getattr(open_types, result)(
+        *(getattr(open_types, argument) for argument in arguments)
+    )
+    return cast("Callable[..., int]", open_types.ExternalFunction(name, signature))
 
 
 prefetch = _prefetch()

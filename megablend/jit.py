@@ -35,11 +35,11 @@ from megablend.errors import ConfigError
 try:
     import numba
 except ValueError as error:
-    found = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name[:6] == "NUMBA_"]
-    if not found:  # of something else than a variable of the environment
+    settings = [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name[:6] == "NUMBA_"]
+    if not settings:  # of something else than a variable of the environment
         raise
     raise ConfigError(
-        f"numba cannot be loaded ({error}): found {', '.join(found)}; correct or unset the wrong one of these environment "
+        f"numba cannot be loaded ({error}): found {', '.join(settings)}; correct or unset the wrong one of these environment "
         "variables"
     ) from error
 
@@ -154,9 +154,9 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 def load_kernels(module: ModuleType) -> None:
     """Load the kernels of a module that were compiled on this node before,
     for the argument types used then."""
-    for each in list(vars(module).values()):
-        if isinstance(each, _Kernel) and each.__module__ == module.__name__:
-            each.load()
+    for value in list(vars(module).values()):
+        if isinstance(value, _Kernel) and value.__module__ == module.__name__:
+            value.load()
 
 
 def device(function: Callable[P, R]) -> Callable[P, R]:

@@ -80,10 +80,10 @@ class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]
         try:
             with open(self._index_path, "rb") as file:
                 pickle.load(file)  # numba's version
-                found: dict[Any, str] = super()._load_index() if _is_whole(file.read()) else {}
+                index: dict[Any, str] = super()._load_index() if _is_whole(file.read()) else {}
         except Exception:  # whatever unpickling of damaged bytes raises
             return {}
-        return found
+        return index
 
 
 class KernelCache(_caching.FunctionCache):  # type: ignore[misc]

@@ -66,7 +66,7 @@ class FailTogether:
             if failure is not None:
                 self._failure = failure
                 raise failure from RankError(rank, self.size)
-        return [each for each, _ in envelopes]
+        return [received for received, _ in envelopes]
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, then call `on_wait` once."""
@@ -104,8 +104,8 @@ class FailTogether:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Raise the error on this rank, and on all others that have not raised an error yet."""
-        place = f"rank {self.rank}" if self.size > 1 else "this process"
-        error = translate(error, place) or error
+        process = f"rank {self.rank}" if self.size > 1 else "this process"
+        error = translate(error, process) or error
         if self._failure is None:
             self._failure = error
             # If another rank has exited, the present error is more informative than the LaunchError

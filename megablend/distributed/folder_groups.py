@@ -147,7 +147,7 @@ def _find_first_nonce(
     }
     deadline = time.monotonic() + _SEEN_SECONDS
     while True:
-        found = [other for other, nonce in possible.items() if (folder / nonce).exists()]
-        if len(found) == len(possible) or time.monotonic() > deadline:
-            return min(found, default=rank)
+        visible = [other for other, nonce in possible.items() if (folder / nonce).exists()]
+        if len(visible) == len(possible) or time.monotonic() > deadline:
+            return min(visible, default=rank)
         time.sleep(0.1)

@@ -137,9 +137,9 @@ def _say_needs(library: str, environ: Mapping[str, str]) -> str:
     """Return the part of an error message that says that mpi4py's MPI library cannot use the
     launcher, and how to fix that."""
     if "SLURM_STEP_ID" in environ:
-        kind = "pmix" if library.startswith("Open MPI") else "pmi2"
+        plugin = "pmix" if library.startswith("Open MPI") else "pmi2"
         return (
-            f"mpi4py's MPI library ({library}) needs `srun --mpi={kind}` (`srun --mpi=list` says whether this Slurm has it) "
+            f"mpi4py's MPI library ({library}) needs `srun --mpi={plugin}` (`srun --mpi=list` says whether this Slurm has it) "
             "or that library's own mpirun"
         )
     return (

@@ -35,10 +35,10 @@ def memory_at(address: int, size: int) -> memoryview:
 def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an uninitialised array in memory of Arrow's pool, which reuses freed memory: new pages
     from the system are slower on first access."""
-    kind = np.dtype(dtype)
+    item_dtype = np.dtype(dtype)
     size = math.prod(shape) if isinstance(shape, tuple) else shape
-    data = np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8)
-    return data.view(kind).reshape(shape)
+    data = np.frombuffer(pa.allocate_buffer(size * item_dtype.itemsize), np.uint8)
+    return data.view(item_dtype).reshape(shape)
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:

@@ -91,9 +91,9 @@ def _choose_list(lists: list[str]) -> str | None:
 def _find_named(columns: list[str]) -> str | None:
     """Return the column with the most certain of TOKEN_NAMES, or None if several have that name."""
     for name in TOKEN_NAMES:
-        found = [column for column in columns if _last_part(column) == name]
-        if found:
-            return found[0] if len(found) == 1 else None
+        columns_of_name = [column for column in columns if _last_part(column) == name]
+        if columns_of_name:
+            return columns_of_name[0] if len(columns_of_name) == 1 else None
     return None
 
 

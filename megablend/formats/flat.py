@@ -95,29 +95,29 @@ class ColumnFormat(BaseFormat):
         )
 
     def _find_starts(
-        self, path: str, read: ReadSpec, found: FileIndex, token: int, storage: Storage
+        self, path: str, read: ReadSpec, index: FileIndex, token: int, storage: Storage
     ) -> Int64s:
         """Read the column, and return the positions of the tokens that follow a separator, in
         order: int64 [m]."""
-        if token > np.iinfo(found.token_dtype).max:
+        if token > np.iinfo(index.token_dtype).max:
             raise ConfigError(
-                f"{path}: eod_token {token} does not fit the token dtype {found.token_dtype}; correct `documents`"
+                f"{path}: eod_token {token} does not fit the token dtype {index.token_dtype}; correct `documents`"
             )
         size = storage.stat(path).size
         opened = OpenedFile(
-            size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta
+            size=size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
         )
         reader = self.open(path, read.column, opened, storage=storage)
-        placed = place_blocks(found.blocks)
+        placed = place_blocks(index.blocks)
         parts = [np.zeros(0, np.int64)]
-        block_bytes = found.blocks["tokens"] * np.dtype(found.token_dtype).itemsize
+        block_bytes = index.blocks["tokens"] * np.dtype(index.token_dtype).itemsize
         for part in portions(block_bytes, BATCH_BYTES):
-            blocks = read_blocks(reader, placed[part], found.chunks, storage, pieces=False)
+            blocks = read_blocks(reader, placed[part], index.chunks, storage, pieces=False)
             for first, block in zip(placed["first_token"][part].tolist(), blocks, strict=True):
                 parts.append(first + 1 + np.flatnonzero(block.tokens == token))
         starts = np.concatenate(parts)
         # No document follows a separator at the end of the file
-        in_file: Int64s = starts[starts < found.tokens]
+        in_file: Int64s = starts[starts < index.tokens]
         return in_file
 
 

@@ -55,9 +55,9 @@ def find_format(name: str) -> Format | None:
 def get_format(name: str) -> Format:
     """Return the format with this name. Raises: ConfigError if there is none (the message lists the
     known names); the errors of `find_format`."""
-    found = find_format(name)
-    if found is not None:
-        return found
+    known_format = find_format(name)
+    if known_format is not None:
+        return known_format
     known = list_names()
     hint = did_you_mean(name, known, before="; ") or ";"
     raise ConfigError(f"unknown format {name!r}{hint} known: {', '.join(known)}")
@@ -100,7 +100,9 @@ def format_of(path: str, storage: Storage) -> Format:
             fetched = PrefetchedStorage(storage)
             head_bytes = min(_HEAD_BYTES, storage.stat(path).size)
             fetched.request(path, np.array([0]), np.array([head_bytes]))
-            recognizing = [kind for kind in candidates if kind.recognizes(path, fetched)]
+            recognizing = [
+                candidate for candidate in candidates if candidate.recognizes(path, fetched)
+            ]
             candidates = recognizing or candidates
     if candidates:
         return candidates[0]

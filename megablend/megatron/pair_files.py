@@ -70,9 +70,9 @@ def check_etags(prefix: str, before: Sequence[str | None], now: Sequence[str | N
     """Check that the etags of the files of a pair are still the earlier ones: the lengths of its
     documents may have been read again, from other files, by another job. Raises:
     ChangedFileError."""
-    for suffix, expected, found in zip(_SUFFIXES, before, now, strict=True):
+    for suffix, expected, etag in zip(_SUFFIXES, before, now, strict=True):
         # A catalog of an earlier release has inodes in them
-        if without_inodes(found or "") != without_inodes(expected or ""):
+        if without_inodes(etag or "") != without_inodes(expected or ""):
             raise ChangedFileError(
                 prefix + suffix,
                 "was replaced after this job began to build its datasets, and another job has built the cache from the "

@@ -28,7 +28,7 @@ def find_mirror(run: Run) -> HintedStorage | None:
     """Return the run's storage if it keeps copies of the run's files, otherwise None."""
     storage = run.store.storage
     snapshot = run.store.snapshot
-    paths = (snapshot.path(each.files.start, run.store.roots) for each in snapshot.columns)
+    paths = (snapshot.path(column.files.start, run.store.roots) for column in snapshot.columns)
     if takes_hints(storage) and any(takes_hints(storage, path) for path in paths):
         return storage
     return None

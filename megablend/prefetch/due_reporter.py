@@ -144,7 +144,7 @@ class _Announcer:
         try:
             planned = plan_due(self._run, self._sequence, step, self._step_seconds, num_steps)
             took = time.monotonic() - began
-            ranges = [each._replace(due=each.due - took) for each in planned]
+            ranges = [file_ranges._replace(due=file_ranges.due - took) for file_ranges in planned]
             self._storage.set_due(self._reader, ranges)
         except MegablendError as error:
             if not self._has_failed:

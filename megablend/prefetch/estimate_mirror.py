@@ -186,17 +186,17 @@ def _find_changes(reads: PageReads) -> Int64s:
 
 def _find_homes(pages: Int64s, files: dict[str, int], num_nodes: int, copies: int) -> Int64s:
     """Return the home nodes of pages (int64 [n, copies]). Nodes are named by their numbers."""
-    found = np.zeros((len(pages), copies), np.int64)
+    nodes = np.zeros((len(pages), copies), np.int64)
     if num_nodes == 1:
-        return found
+        return nodes
     homes = Homes([str(i) for i in range(num_nodes)])
     page_files = pages // _FILE_PAGES
     page_pieces = pages % _FILE_PAGES // _PIECE_PAGES
     for path, number in files.items():
         in_file = np.flatnonzero(page_files == number)
         pieces, which = np.unique(page_pieces[in_file], return_inverse=True)
-        found[in_file] = homes.order(hex_digest(path), pieces, copies)[which]
-    return found
+        nodes[in_file] = homes.order(hex_digest(path), pieces, copies)[which]
+    return nodes
 
 
 def _count_epochs(
@@ -212,7 +212,7 @@ def _count_epochs(
     epoch_samples = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
     # Pages of the same portion that a step reads are requested together
     first_reads = _find_changes(reads._replace(pages=reads.pages // _PORTION_PAGES))
-    requests = {name: np.maximum.reduceat(each, first_reads) for name, each in sent.items()}
+    requests = {name: np.maximum.reduceat(counts, first_reads) for name, counts in sent.items()}
     for number, first in enumerate(range(0, num_samples, epoch_samples)):
         last = min(num_samples, first + epoch_samples)
         edges = np.searchsorted(reads.times, [first, last])

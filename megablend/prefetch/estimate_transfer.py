@@ -68,7 +68,7 @@ def _count_transfer(
     num_processes = len(sequence.begins)
     snapshot = run.store.snapshot
     storage = run.store.storage
-    files = np.unique([each.read.file for stretch in stretches for each in stretch.reads])
+    files = np.unique([planned.read.file for stretch in stretches for planned in stretch.reads])
     file_columns = snapshot.files.columns[files]
     columns = np.unique(file_columns).tolist()
     num_planned = sum(stretch.samples for stretch in stretches)
@@ -83,14 +83,18 @@ def _count_transfer(
         opened = _spread(column_files, most_opened)
         is_exact &= len(opened) == len(column_files)
         reads = [
-            [each for each in stretch.reads if snapshot.files.columns[each.read.file] == column]
+            [
+                planned
+                for planned in stretch.reads
+                if snapshot.files.columns[planned.read.file] == column
+            ]
             for stretch in stretches
         ]
         source = SourceRequests(_copy_unopened(run.store), {*opened.tolist()}, reads)
         figures = by_options[find_options(run.runtime.objects, path)]
         figures.of_stretches += [source.count(those) for those in reads]
         if is_whole:
-            files_opened = [len({each.read.file for each in those}) for those in reads]
+            files_opened = [len({planned.read.file for planned in those}) for those in reads]
             figures.of_stretches += np.outer(files_opened, source.opening)
         else:
             bounds = _bound_opened_files(snapshot.columns[column], reads, num_planned, sequence)
@@ -160,7 +164,7 @@ def _bound_opened_files(
     samples_of_process = sequence.stop / num_processes
     num_blocks = len(column.blocks)
     num_files = len(column.files)
-    planned_blocks = sum(len(each.read.ids) for those in reads for each in those)
+    planned_blocks = sum(len(planned.read.ids) for those in reads for planned in those)
     blocks_of_process = planned_blocks * (samples_of_process / num_planned)
     chance = min(1, blocks_of_process / num_blocks)
     expected = num_processes * num_files * (1 - (1 - chance) ** (num_blocks / num_files))

@@ -195,7 +195,7 @@ def _token_bytes(run: Run) -> Int64s:
     snapshot = run.store.snapshot
     files = snapshot.file_of(run.data.parts["first_block"])
     sizes: Int64s = snapshot.files.token_bytes[files] + sum(
-        each.dtype.itemsize for each in run.extra_columns
+        column.dtype.itemsize for column in run.extra_columns
     )
     return sizes
 

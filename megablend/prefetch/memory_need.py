@@ -191,7 +191,9 @@ def _find_needs(
         num_lanes = 0
         lane_bytes = np.zeros(1, np.int64)
         if run.has_lanes and run.consumes_whole_blocks:
-            num_lanes = max(lanes_of(each.lanes, micro_batch_size, stride) for each in view.blends)
+            num_lanes = max(
+                lanes_of(blend.lanes, micro_batch_size, stride) for blend in view.blends
+            )
             lane_bytes = count_lane_bytes(view, num_lanes)
         for start, stop in _list_parts(section, skips, first):
             # Any step of the part: which of them this process takes is not known
@@ -267,7 +269,7 @@ def _find_largest_step(
 
 def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batches: int) -> None:
     """Check that `memory` is enough for all parts of a run. Raises: ConfigError."""
-    need = max(needs, key=lambda each: each.memory, default=None)
+    need = max(needs, key=lambda candidate: candidate.memory, default=None)
     if need is None or need.memory <= need.run.runtime.memory:
         return
     run = need.run

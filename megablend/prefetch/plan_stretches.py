@@ -65,7 +65,9 @@ def plan_stretches(
             return stretches, not is_long
         num_stretches *= 2
         is_all = num_stretches >= most
-    return [_plan_stretch(run, sequence, each, num_batches, is_whole=True) for each in begins], True
+    return [
+        _plan_stretch(run, sequence, begin, num_batches, is_whole=True) for begin in begins
+    ], True
 
 
 def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
@@ -76,7 +78,7 @@ def _are_different(stretches: Sequence[Stretch], num_all: int) -> bool:
     reads_per_sample = [
         [
             len(stretch.reads) / stretch.samples,
-            sum(each.stored_bytes for each in stretch.reads) / stretch.samples,
+            sum(planned.stored_bytes for planned in stretch.reads) / stretch.samples,
         ]
         for stretch in stretches
     ]

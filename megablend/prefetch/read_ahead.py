@@ -149,7 +149,9 @@ class ReadAhead:
         """Advance to the next window; return False if there is none."""
         if self._in_flight:
             self._in_flight.popleft()
-            self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
+            self._max_bytes = min(
+                (planned.window.max_bytes for planned in self._in_flight), default=0
+            )
         self._step = 0
         self._stop = 0
         if not self._in_flight and not self._add_planned_window():
@@ -198,7 +200,7 @@ class ReadAhead:
         self._planned = self._pipeline.compute(next, self._windows, None)
         reads = split_reads(self._run, window, self._budget)
         self._in_flight.append(InFlightWindow(window, deque(reads)))
-        self._max_bytes = min(each.window.max_bytes for each in self._in_flight)
+        self._max_bytes = min(planned.window.max_bytes for planned in self._in_flight)
         return True
 
     def _submit_reads(self) -> None:

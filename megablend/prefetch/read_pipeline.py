@@ -158,11 +158,11 @@ class ReadPipeline:
         with self._lock:
             dropped = [read, *self._waiting]
             self._waiting.clear()
-        for each in dropped:
+        for dropped_read in dropped:
             if error is None:
-                each.blocks.set_result(None)
+                dropped_read.blocks.set_result(None)
             else:
-                each.blocks.set_exception(error)
+                dropped_read.blocks.set_exception(error)
 
     def _fetch(self, read: Read) -> None:
         """Open the files of a read and fetch what it needs; called in a thread that may block."""

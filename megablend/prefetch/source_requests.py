@@ -44,12 +44,12 @@ class SourceRequests:
         self._later_requests = 0
         self._later_blocks = 0
         self._paths = {file: store.snapshot.path(file, store.roots) for file in opened}
-        known = [each for those in reads for each in those if each.read.file in opened]
+        known = [planned for those in reads for planned in those if planned.read.file in opened]
         self.opening = self._open_files(known)
         """Figures for opening a file."""
-        self._figures = {each: self._count_known(each) for each in known}
-        num_blocks = max(1, sum(len(each.read.ids) for each in known))
-        stored_bytes = max(1, sum(each.stored_bytes for each in known))
+        self._figures = {planned: self._count_known(planned) for planned in known}
+        num_blocks = max(1, sum(len(planned.read.ids) for planned in known))
+        stored_bytes = max(1, sum(planned.stored_bytes for planned in known))
         totals = np.sum(list(self._figures.values()), axis=0)
         # Requests per block, and requested bytes per stored byte
         self._mean_figures = totals / [num_blocks, stored_bytes, stored_bytes]
@@ -57,18 +57,18 @@ class SourceRequests:
     def count(self, reads: Sequence[PlannedRead]) -> Float64s:
         """Return the sum of the figures of the reads of a stretch."""
         total = np.zeros(3)
-        for each in reads:
-            total += [each.num_dictionaries, each.dictionary_bytes, each.dictionary_bytes]
-            if each in self._figures:
-                total += self._figures[each]
+        for planned in reads:
+            total += [planned.num_dictionaries, planned.dictionary_bytes, planned.dictionary_bytes]
+            if planned in self._figures:
+                total += self._figures[planned]
             else:
-                stored_bytes = each.stored_bytes
-                total += self._mean_figures * [len(each.read.ids), stored_bytes, stored_bytes]
+                stored_bytes = planned.stored_bytes
+                total += self._mean_figures * [len(planned.read.ids), stored_bytes, stored_bytes]
         return total
 
     def _open_files(self, reads: Sequence[PlannedRead]) -> Float64s:
         """Open each file by making one read of it. Return the mean figures for opening a file."""
-        read_of_file = {each.read.file: each.read for each in reads}
+        read_of_file = {planned.read.file: planned.read for planned in reads}
 
         def open_file(read: Read) -> None:
             self._store.begin_read(read.ids[:1], read.rows[:1])
@@ -90,7 +90,9 @@ class SourceRequests:
         ranges = file_read.next_ranges()
         while ranges:
             path = self._paths[read.file]
-            requested = np.sum([self._count_ranges(each, path) for each in ranges], axis=0)
+            requested = np.sum(
+                [self._count_ranges(file_ranges, path) for file_ranges in ranges], axis=0
+            )
             figures += requested
             if not is_first:
                 self._later_requests += requested[0]
@@ -103,8 +105,8 @@ class SourceRequests:
                 return np.array([num_requests, stored_bytes, stored_bytes])
             self._num_tried += 1
             is_first = False
-            for each in ranges:
-                file_read.add(start_fetch(each, self._store.storage).result())
+            for file_ranges in ranges:
+                file_read.add(start_fetch(file_ranges, self._store.storage).result())
             ranges = file_read.next_ranges()
         return figures
 

@@ -72,11 +72,11 @@ def _share(value: Any) -> None:
         if value.device.type == "cpu" and value.layout == torch.strided:
             value.share_memory_()  # type: ignore[no-untyped-call]
     elif isinstance(value, Mapping):
-        for each in value.values():
-            _share(each)
+        for item in value.values():
+            _share(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            _share(each)
+        for item in value:
+            _share(item)
 
 
 class LoaderCounts:

@@ -94,10 +94,10 @@ class StorageByScheme(RoutingStorage):
         self, ranges: Sequence[DueRanges]
     ) -> Iterator[tuple[HintedStorage, list[DueRanges]]]:
         """Yield each storage that takes hints, with the ranges that it reads."""
-        routes = [(each, self.route(each.path)) for each in ranges]
+        routes = [(due_ranges, self.route(due_ranges.path)) for due_ranges in ranges]
         for storage in tuple(self._made.values()):
             if takes_hints(storage):
-                yield storage, [each for each, reader in routes if reader is storage]
+                yield storage, [due_ranges for due_ranges, reader in routes if reader is storage]
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
         """See HintedStorage.distrust."""

@@ -77,7 +77,7 @@ class _Descriptor:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -85,8 +85,8 @@ class _Descriptor:
             closable = self.pool._evict_excess(0) if isinstance(error, OSError) else []
             self.holders -= 1
             is_unused = not self.is_pooled and not self.holders
-        for each in (*closable, self) if is_unused else closable:
-            _close(each.fd)
+        for descriptor in (*closable, self) if is_unused else closable:
+            _close(descriptor.fd)
 
 
 class DescriptorPool:
@@ -115,8 +115,8 @@ class DescriptorPool:
         with self._lock:
             self.capacity = capacity
             closable = self._evict_excess(self.capacity)
-        for each in closable:
-            _close(each.fd)
+        for descriptor in closable:
+            _close(descriptor.fd)
 
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
         if not self._name:
@@ -162,8 +162,8 @@ class DescriptorPool:
             self._pool.move_to_end(key)
             pooled.holders += 1
             closable = self._evict_excess(self.capacity)
-        for each in closable if pooled is new else [*closable, new]:
-            _close(each.fd)
+        for descriptor in closable if pooled is new else [*closable, new]:
+            _close(descriptor.fd)
         return pooled
 
     def _evict_excess(self, capacity: int) -> list[_Descriptor]:

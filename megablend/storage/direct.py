@@ -43,15 +43,15 @@ class DirectStorage(LocalStorage):
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened. Pages and footers are read through two descriptors, which must
         refer to the same file."""
-        found = LocalStorage.stat_opened(self, path)
+        buffered = LocalStorage.stat_opened(self, path)
         try:
             with self.direct_pool.borrow(path, self.opened) as fd:
                 direct = file_stat(os.fstat(fd))
         except OSError as error:
             raise _direct_error(path, error, self.opened) from error
-        if direct != found:
+        if direct != buffered:
             raise replaced_error(path)
-        return found
+        return buffered
 
     def read_ranges(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate

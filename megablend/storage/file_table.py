@@ -63,7 +63,7 @@ def list_texts(column: TextColumn, begin: int = 0, stop: int | None = None) -> l
         try:
             texts += part.cast(pa.large_string()).to_pylist()
         except pa.ArrowInvalid:  # surrogates
-            texts += [str(each, *_ENCODING) for each in part.to_pylist()]
+            texts += [str(scalar_bytes, *_ENCODING) for scalar_bytes in part.to_pylist()]
     return texts
 
 
@@ -71,8 +71,8 @@ def find_texts(column: TextColumn, expression: str) -> Bools:
     """Return whether each text contains bytes that match a regular expression (bool [n])."""
     from pyarrow import compute as pc
 
-    found: Bools = pc.match_substring_regex(column, expression).to_numpy()
-    return found
+    matches: Bools = pc.match_substring_regex(column, expression).to_numpy()
+    return matches
 
 
 def count_bytes(column: TextColumn) -> Int64s:

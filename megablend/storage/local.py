@@ -85,13 +85,13 @@ class LocalStorage:
     def find(self, pattern: str) -> Found:
         """See Storage.find. Later reads accept files that have replaced others."""
         try:
-            found = find_files(pattern)
+            listing = find_files(pattern)
         except OSError as error:
             raise data_error(str(error.filename or pattern), error) from error
         if self.opened:
-            for match in found.files:
+            for match in listing.files:
                 self.opened.pop(match.path, None)
-        return found
+        return listing
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob."""
@@ -218,8 +218,8 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
     except OSError as error:
         raise data_error(path, error, opened) from error
     if not stat.S_ISREG(state.st_mode):
-        found = "a folder, not a regular file" if stat.S_ISDIR(state.st_mode) else SPECIAL
-        raise DataError(path, f"is {found}; restore the file, or remove it from the config")
+        description = "a folder, not a regular file" if stat.S_ISDIR(state.st_mode) else SPECIAL
+        raise DataError(path, f"is {description}; restore the file, or remove it from the config")
     return state
 
 
@@ -295,8 +295,8 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
-    kind = RefusedFileError if isinstance(error, PermissionError) else DataError
-    return kind(path, f"cannot be read: {cause_of(error)}; {read_remedy_of(error.errno)}")
+    error_class = RefusedFileError if isinstance(error, PermissionError) else DataError
+    return error_class(path, f"cannot be read: {cause_of(error)}; {read_remedy_of(error.errno)}")
 
 
 def replaced_error(path: str) -> ChangedFileError:

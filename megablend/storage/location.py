@@ -24,8 +24,8 @@ MIRROR_VARIABLE = "MEGABLEND_MIRROR"
 
 def find_scheme(location: str) -> str:
     """Return the scheme in lower case; "" for a plain path."""
-    found = None if location.startswith("/") else _SCHEME.match(location)
-    return "" if found is None else found[1].lower()
+    match = None if location.startswith("/") else _SCHEME.match(location)
+    return "" if match is None else match[1].lower()
 
 
 def hint_on_bucket(pattern: str) -> str:
@@ -108,7 +108,7 @@ def escape_wildcards(location: str) -> str:
 
 def check_schemes(locations: Sequence[str]) -> None:
     """Check that all locations have the same scheme. Raises: ValueError if they do not."""
-    schemes = sorted({find_scheme(each) for each in locations})
+    schemes = sorted({find_scheme(location) for location in locations})
     if len(schemes) > 1:
         listed = ", ".join(f"{scheme}://" if scheme else "plain paths" for scheme in schemes)
         raise ValueError(
@@ -144,8 +144,8 @@ def _folder_of(pattern: str) -> str:
 
 def _root_of(location: str) -> str:
     """Return the root of a location, such as `s3://`; "" for a plain path."""
-    found = _SCHEME.match(location)
-    return found[0] if found else ""
+    match = _SCHEME.match(location)
+    return match[0] if match else ""
 
 
 def _split(location: str) -> tuple[str, list[str]]:

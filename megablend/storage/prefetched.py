@@ -103,9 +103,9 @@ class PrefetchedStorage(WrapperStorage):
 
         def release_first() -> None:
             size, ranges = requested.popleft()
-            for each in ranges:
-                each.read.cancel()
-                self._list_of(each).remove(each)
+            for part in ranges:
+                part.read.cancel()
+                self._list_of(part).remove(part)
             self._reads.free(size)
 
         try:
@@ -184,8 +184,8 @@ class PrefetchedStorage(WrapperStorage):
             _Requested(path, start, stop, read, number)
             for number, (start, stop) in enumerate(bounds)
         ]
-        for each in requested:
-            bisect.insort(self._list_of(each), each, key=_start_of)
+        for part in requested:
+            bisect.insort(self._list_of(part), part, key=_start_of)
         return requested
 
     def _find_missing(self, path: str, offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
@@ -294,10 +294,10 @@ def _copy(cover: Sequence[_Requested], offset: int, out: Bytes) -> None:
         cover: requested ranges that together contain these bytes.
     """
     num_copied = 0
-    for each in cover:
-        data, begins = each.read.result()
+    for part in cover:
+        data, begins = part.read.result()
         position = offset + num_copied
-        begin = int(begins[each.number]) + position - each.start
-        size = min(len(out) - num_copied, each.stop - position)
+        begin = int(begins[part.number]) + position - part.start
+        size = min(len(out) - num_copied, part.stop - position)
         out[num_copied : num_copied + size] = data[begin : begin + size]
         num_copied += size

@@ -111,8 +111,8 @@ def _make_local(options: StorageOptions) -> Storage:
     from megablend.storage.direct import DirectStorage
     from megablend.storage.local import LocalStorage
 
-    kind = DirectStorage if options.direct else LocalStorage
-    storage = kind(shared_pool("local", options.max_open_files))
+    storage_class = DirectStorage if options.direct else LocalStorage
+    storage = storage_class(shared_pool("local", options.max_open_files))
     mirror = find_mirror(options.objects)
     if mirror is None or all(map(find_scheme, mirror.prefixes)):
         return storage

@@ -95,10 +95,10 @@ def parse_size(value: object, *, minimum: int = 1) -> int:
 
 def _read_size(text: str) -> int | None:
     """Return the number of bytes of a size such as `1.5 GB`; None if the text is not a size."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         return None
-    digits, unit, binary_mark = found.groups()
+    digits, unit, binary_mark = match.groups()
     try:
         number = Decimal(digits.replace("_", ""))
     except InvalidOperation:

@@ -39,10 +39,10 @@ def check_secrets(location: str) -> None:
 def is_server_url(url: str) -> bool:
     """Return whether a text is the URL of a server, with or without a port and a path. The client
     for object stores panics on any other text."""
-    found = _SERVER.fullmatch(url)
-    if found is None or int(found["port"] or 0) >= 1 << 16:
+    match = _SERVER.fullmatch(url)
+    if match is None or int(match["port"] or 0) >= 1 << 16:
         return False
-    host = found["host"]
+    host = match["host"]
     if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]) is None:
         return True
     try:
@@ -69,8 +69,8 @@ class HostPort(NamedTuple):
 
 def split_address(text: str) -> HostPort | None:
     """Split `host` or `host:port`. Returns: None if the text is neither."""
-    found = re.fullmatch(_ADDRESS, text)
-    port = int(found["port"]) if found and found["port"] else None
-    if found is None or (port is not None and not 0 < port < 1 << 16):
+    match = re.fullmatch(_ADDRESS, text)
+    port = int(match["port"]) if match and match["port"] else None
+    if match is None or (port is not None and not 0 < port < 1 << 16):
         return None
-    return HostPort(found["host"], port)
+    return HostPort(match["host"], port)

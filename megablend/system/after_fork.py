@@ -52,8 +52,8 @@ class ProcessLock:
 
 
 def _unlock_all() -> None:
-    for each in list(_objects):
-        each.unlock_after_fork()
+    for registered in list(_objects):
+        registered.unlock_after_fork()
 
 
 def _finish_imports() -> None:

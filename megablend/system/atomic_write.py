@@ -40,10 +40,12 @@ def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
     ):  # MissingFileError is also an OSError, but not of the cache's file system
         raise
     except OSError as error:
-        place = error.filename or path
+        location = error.filename or path
         is_cache = what == _CACHE
-        remedy = cache_remedy_of(error.errno, place) if is_cache else remedy_of(error.errno)
-        raise CacheError(f"{place}: cannot write {what} ({cause_of(error)}); {remedy}") from error
+        remedy = cache_remedy_of(error.errno, location) if is_cache else remedy_of(error.errno)
+        raise CacheError(
+            f"{location}: cannot write {what} ({cause_of(error)}); {remedy}"
+        ) from error
 
 
 class reading:  # noqa: N801  # used like a function
@@ -68,16 +70,16 @@ class reading:  # noqa: N801  # used like a function
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         is_left_alone = isinstance(error, (MegablendError, *self._apart_from))
         if isinstance(error, OSError) and not is_left_alone:
-            place = error.filename or self._path
-            remedy = cache_remedy_of(error.errno, place)
+            location = error.filename or self._path
+            remedy = cache_remedy_of(error.errno, location)
             raise CacheError(
-                f"{place}: cannot read the cache ({cause_of(error)}); {remedy}"
+                f"{location}: cannot read the cache ({cause_of(error)}); {remedy}"
             ) from error
 
 

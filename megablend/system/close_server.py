@@ -17,8 +17,8 @@ async def close_server(server: asyncio.Server) -> None:
     """
     loop = asyncio.get_running_loop()
     try:
-        for each in server.sockets:
-            loop.remove_reader(each)
+        for listening in server.sockets:
+            loop.remove_reader(listening)
         for _ in range(_NUM_ROUNDS):
             await asyncio.sleep(0)
     finally:

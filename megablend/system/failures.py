@@ -198,6 +198,6 @@ def translating(place: str) -> Iterator[None]:
         raise translated from error
 
 
-def _name(error: OSError, place: str) -> str:
-    """Return the path that an error names; `place` if it names none."""
-    return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else place
+def _name(error: OSError, fallback: str) -> str:
+    """Return the path that an error names; `fallback` if it names none."""
+    return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else fallback

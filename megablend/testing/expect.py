@@ -25,9 +25,9 @@ def expect_error(
         types are passed on.
     """
     try:
-        found = call(*arguments)
+        result = call(*arguments)
     except error as raised:
         message = str(raised)
     else:
-        raise AssertionError(f"expected {error.__name__}, but the call returned {found!r}")
+        raise AssertionError(f"expected {error.__name__}, but the call returned {result!r}")
     assert re.search(pattern, message), f"the message {message!r} does not match {pattern!r}"

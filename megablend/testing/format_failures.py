@@ -28,13 +28,13 @@ class FormatFailures(FormatFiles):
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """Indexing and opening fail if any file that belongs to the path is missing."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
+        index = self.index(path)
         size = path.stat().st_size
         for name in self.format.files(str(path)):
             hidden = Path(name).rename(f"{name}.hidden")
             expect_error(MissingFileError, f"{re.escape(name)}: no such file", self.index, path)
             expect_error(
-                MissingFileError, f"{re.escape(name)}: no such file", self.open, path, found, size
+                MissingFileError, f"{re.escape(name)}: no such file", self.open, path, index, size
             )
             hidden.rename(name)
 
@@ -42,7 +42,7 @@ class FormatFailures(FormatFiles):
         """Opening fails if any file that belongs to the path was truncated after it was indexed;
         indexing fails if a file's content shows that it was truncated."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
+        index = self.index(path)
         size = path.stat().st_size
         for name in self.format.files(str(path)):
             whole = Path(name).read_bytes()
@@ -51,7 +51,7 @@ class FormatFailures(FormatFiles):
                 if self.truncation_is_visible:
                     expect_error(CorruptFileError, rf"{re.escape(path.stem)}\.", self.index, path)
                 expect_error(
-                    ChangedFileError, f"{re.escape(name)}.*indexed", self.open, path, found, size
+                    ChangedFileError, f"{re.escape(name)}.*indexed", self.open, path, index, size
                 )
             Path(name).write_bytes(whole)
 
@@ -59,7 +59,7 @@ class FormatFailures(FormatFiles):
         """Opening fails if the file is not the one that was indexed, since its reader would return
         other tokens."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
+        index = self.index(path)
         size = path.stat().st_size
         other = [
             document if i != 60 else [*(document or []), *range(50)]
@@ -71,7 +71,7 @@ class FormatFailures(FormatFiles):
         for name in self.format.files(str(replacement)):
             Path(name).replace(path.parent / Path(name).name)
         expect_error(
-            ChangedFileError, f"{re.escape(path.stem)}.*indexed", self.open, path, found, size
+            ChangedFileError, f"{re.escape(path.stem)}.*indexed", self.open, path, index, size
         )
 
     def test_a_file_that_is_cut_under_its_reader(self, tmp_path: Path) -> None:
@@ -79,16 +79,16 @@ class FormatFailures(FormatFiles):
         tokens."""
         path = self.write_mixed(tmp_path)
         storage = make_storage()
-        found = self.index(path)
-        reader = self.open(path, found)
+        index = self.index(path)
+        reader = self.open(path, index)
         os.truncate(path, path.stat().st_size // 2)
         expect_error(
             CorruptFileError,
             rf"{re.escape(str(path))}.*truncated",
             read_blocks,
             reader,
-            found.blocks,
-            found.chunks,
+            index.blocks,
+            index.chunks,
             storage,
         )
 
@@ -97,11 +97,11 @@ class FormatFailures(FormatFiles):
         version of the file."""
         path = self.write_mixed(tmp_path)
         storage = make_storage()
-        found = self.index(path)
-        reader = self.open(path, found)
+        index = self.index(path)
+        reader = self.open(path, index)
         changes = {"offset": 4, "tokens": 1, "rows": 5}  # five more rows, some of which have tokens
         for field, change in changes.items():
-            wrong: Array = found.blocks[1:2].copy()
+            wrong: Array = index.blocks[1:2].copy()
             wrong[field] += change
             if field != "offset" or self.blocks_are_marked:
                 expect_error(
@@ -110,7 +110,7 @@ class FormatFailures(FormatFiles):
                     read_blocks,
                     reader,
                     wrong,
-                    found.chunks,
+                    index.chunks,
                     storage,
                 )
 
@@ -122,8 +122,8 @@ class FormatFailures(FormatFiles):
             return
         wrong = f"{self.column[:-1]}z"
         expect_error(ConfigError, f"{wrong}.*{self.column}", lambda: self.index(path, column=wrong))
-        found = self.format.index(str(path), self.make_spec(None, True), storage=make_storage())
-        assert found.tokens == self.index(path).tokens
+        index = self.format.index(str(path), self.make_spec(None, True), storage=make_storage())
+        assert index.tokens == self.index(path).tokens
 
     def test_unknown_options_are_refused(self) -> None:
         """The error for an unknown option is a ValueError that names it; the contract's own options

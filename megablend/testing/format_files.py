@@ -59,9 +59,9 @@ class FormatFiles:
     ) -> FileIndex:
         """Index a file, by the contract's column if `column` is None."""
         read = self.make_spec(column or self.column, documents)
-        found = self.format.index(str(path), read, storage=storage or make_storage())
-        assert found.blocks.dtype == BLOCK_DTYPE
-        return dataclasses.replace(found, blocks=place_blocks(found.blocks))
+        index = self.format.index(str(path), read, storage=storage or make_storage())
+        assert index.blocks.dtype == BLOCK_DTYPE
+        return dataclasses.replace(index, blocks=place_blocks(index.blocks))
 
     def open(
         self,

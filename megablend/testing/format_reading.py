@@ -39,12 +39,12 @@ class FormatReading(FormatFiles):
         for name, documents in DOCUMENTS.items():
             path = tmp_path / f"{name}{self.suffix}"
             self.write(path, documents)
-            found = self.index(path)
+            index = self.index(path)
             expected = self.as_read(documents)
-            pieces = list_pieces(self.open(path, found), found.blocks, found.chunks, make_storage())
-            assert list(join_pieces(found, pieces)) == expected, name
-            assert (found.rows, found.tokens) == (len(expected), sum(map(len, expected))), name
-            assert found.token_dtype == self.token_dtype
+            pieces = list_pieces(self.open(path, index), index.blocks, index.chunks, make_storage())
+            assert list(join_pieces(index, pieces)) == expected, name
+            assert (index.rows, index.tokens) == (len(expected), sum(map(len, expected))), name
+            assert index.token_dtype == self.token_dtype
 
     def test_the_file_is_recognised(self, tmp_path: Path) -> None:
         """A file is recognised by its suffix and its content; the data file is the first of its
@@ -64,12 +64,12 @@ class FormatReading(FormatFiles):
         """Counts and running sums of the block table are right, and its bytes are within the
         file."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
-        blocks = found.blocks
-        assert (blocks.dtype, found.chunks.dtype) == (PLACED_BLOCK_DTYPE, CHUNK_DTYPE)
+        index = self.index(path)
+        blocks = index.blocks
+        assert (blocks.dtype, index.chunks.dtype) == (PLACED_BLOCK_DTYPE, CHUNK_DTYPE)
         assert len(blocks) > 3, "the contract needs several blocks: write smaller ones"
-        assert blocks["tokens"].sum() == found.tokens
-        assert blocks["rows"].sum() == found.rows
+        assert blocks["tokens"].sum() == index.tokens
+        assert blocks["rows"].sum() == index.rows
         assert blocks["ends"].sum() == sum(1 for document in self.as_read(MIXED) if document)
         assert (blocks["first_token"] == np.cumsum(blocks["tokens"]) - blocks["tokens"]).all()
         assert ((blocks["tokens"] > 0) | (blocks["rows"] > 0)).all(), (
@@ -77,7 +77,7 @@ class FormatReading(FormatFiles):
         )
         assert (np.diff(blocks["offset"]) >= 0).all(), "blocks are in file order"
         assert (blocks["offset"] + blocks["stored_bytes"] <= path.stat().st_size).all()
-        assert blocks["chunk"].max() < len(found.chunks)
+        assert blocks["chunk"].max() < len(index.chunks)
 
     def test_counting_without_documents_gives_the_same_tokens(self, tmp_path: Path) -> None:
         """An index that was made without counting documents has the same tokens, and the same rows
@@ -88,7 +88,7 @@ class FormatReading(FormatFiles):
         assert quick.tokens == exact.tokens
         assert not self.format.documents_known or (quick.blocks["rows"] >= 0).all()
         # Where rows are not known, blocks without tokens are not listed.
-        ours, theirs = (each.blocks[each.blocks["tokens"] > 0] for each in (quick, exact))
+        ours, theirs = (index.blocks[index.blocks["tokens"] > 0] for index in (quick, exact))
         assert (
             ours[["offset", "tokens", "first_token"]] == theirs[["offset", "tokens", "first_token"]]
         ).all()
@@ -134,39 +134,41 @@ class FormatReading(FormatFiles):
         """Fifty random blocks have the same pieces as when all blocks are read. A request for no
         blocks returns no blocks."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
-        reader = self.open(path, found)
-        whole = list_pieces(reader, found.blocks, found.chunks, make_storage())
-        ids = np.random.default_rng(3).integers(0, len(found.blocks), 50)
-        assert list_pieces(reader, found.blocks[ids], found.chunks, make_storage()) == [
+        index = self.index(path)
+        reader = self.open(path, index)
+        whole = list_pieces(reader, index.blocks, index.chunks, make_storage())
+        ids = np.random.default_rng(3).integers(0, len(index.blocks), 50)
+        assert list_pieces(reader, index.blocks[ids], index.chunks, make_storage()) == [
             whole[i] for i in ids
         ]
-        assert list(read_blocks(reader, found.blocks[:0], found.chunks, make_storage())) == []
+        assert list(read_blocks(reader, index.blocks[:0], index.chunks, make_storage())) == []
 
     def test_pieces_alone_are_those_of_the_decoded_blocks(self, tmp_path: Path) -> None:
         """`find_pieces` agrees with `decode`, and checks the counts as `decode` does."""
         path = self.write_mixed(tmp_path)
         storage = make_storage()
-        found = self.index(path)
-        reader = self.open(path, found)
-        ids = np.random.default_rng(3).integers(0, len(found.blocks), 20)
-        offsets, scanned_bytes = read_pieces(reader, found.blocks[ids], found.chunks, storage)
-        decoded = read_blocks(reader, found.blocks[ids], found.chunks, storage)
-        assert [each.tolist() for each in offsets] == [block.offsets.tolist() for block in decoded]
+        index = self.index(path)
+        reader = self.open(path, index)
+        ids = np.random.default_rng(3).integers(0, len(index.blocks), 20)
+        offsets, scanned_bytes = read_pieces(reader, index.blocks[ids], index.chunks, storage)
+        decoded = read_blocks(reader, index.blocks[ids], index.chunks, storage)
+        assert [piece_offsets.tolist() for piece_offsets in offsets] == [
+            block.offsets.tolist() for block in decoded
+        ]
         assert (scanned_bytes == 0) == self.lengths_are_stored
-        wrong: Array = found.blocks[1:2].copy()
+        wrong: Array = index.blocks[1:2].copy()
         wrong["tokens"] += 1
         expect_error(
-            DataError, re.escape(str(path)), read_pieces, reader, wrong, found.chunks, storage
+            DataError, re.escape(str(path)), read_pieces, reader, wrong, index.chunks, storage
         )
 
     def test_decoded_blocks_are_read_only_and_typed(self, tmp_path: Path) -> None:
         """Arrays of decoded blocks, which readers share, have the declared dtypes; tokens are
         read-only."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
+        index = self.index(path)
         for block in read_blocks(
-            self.open(path, found), found.blocks, found.chunks, make_storage()
+            self.open(path, index), index.blocks, index.chunks, make_storage()
         ):
             assert block.tokens.dtype == np.dtype(self.token_dtype)
             assert block.offsets.dtype == np.dtype("int64")
@@ -180,27 +182,27 @@ class FormatReading(FormatFiles):
         moved = MovedStorage(make_storage())
         location = f"{SCHEME}{path}"
         local = self.index(path)
-        found = self.index(location, storage=moved)
-        assert found.blocks.tobytes() == local.blocks.tobytes()
-        assert found.structure == local.structure
+        index = self.index(location, storage=moved)
+        assert index.blocks.tobytes() == local.blocks.tobytes()
+        assert index.structure == local.structure
         pieces = list_pieces(
-            self.open(location, found, storage=moved), found.blocks, found.chunks, moved
+            self.open(location, index, storage=moved), index.blocks, index.chunks, moved
         )
-        assert list(join_pieces(found, pieces)) == self.as_read(MIXED)
+        assert list(join_pieces(index, pieces)) == self.as_read(MIXED)
 
     def test_threads_share_a_reader(self, tmp_path: Path) -> None:
         """Four threads that read random blocks through one reader get the right pieces."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
-        reader = self.open(path, found)
-        whole = list_pieces(reader, found.blocks, found.chunks, make_storage())
+        index = self.index(path)
+        reader = self.open(path, index)
+        whole = list_pieces(reader, index.blocks, index.chunks, make_storage())
         agrees: list[bool] = []
 
         def read(seed: int) -> None:
             rng = np.random.default_rng(seed)
             for _ in range(20):
-                ids = rng.integers(0, len(found.blocks), 5)
-                pieces = list_pieces(reader, found.blocks[ids], found.chunks, make_storage())
+                ids = rng.integers(0, len(index.blocks), 5)
+                pieces = list_pieces(reader, index.blocks[ids], index.chunks, make_storage())
                 agrees.append(pieces == [whole[i] for i in ids])
 
         run_threads(read)
@@ -209,18 +211,18 @@ class FormatReading(FormatFiles):
     def test_a_reader_works_after_a_fork(self, tmp_path: Path) -> None:
         """A reader works in a forked process, even if its parent has read from it before."""
         path = self.write_mixed(tmp_path)
-        found = self.index(path)
-        reader = self.open(path, found)
-        whole = list_pieces(reader, found.blocks, found.chunks, make_storage())
+        index = self.index(path)
+        reader = self.open(path, index)
+        whole = list_pieces(reader, index.blocks, index.chunks, make_storage())
         assert succeeds_in_a_fork(
-            lambda: list_pieces(reader, found.blocks, found.chunks, make_storage()) == whole,
+            lambda: list_pieces(reader, index.blocks, index.chunks, make_storage()) == whole,
         )
 
     def test_readers_and_indexes_pickle(self, tmp_path: Path) -> None:
         """Pickled copies of an index and a reader, which are sent to other processes, give the same
         documents."""
         path = self.write_mixed(tmp_path)
-        found: FileIndex = pickle.loads(pickle.dumps(self.index(path)))
-        reader: BlockReader = pickle.loads(pickle.dumps(self.open(path, found)))
-        pieces = list_pieces(reader, found.blocks, found.chunks, make_storage())
-        assert list(join_pieces(found, pieces)) == self.as_read(MIXED)
+        index: FileIndex = pickle.loads(pickle.dumps(self.index(path)))
+        reader: BlockReader = pickle.loads(pickle.dumps(self.open(path, index)))
+        pieces = list_pieces(reader, index.blocks, index.chunks, make_storage())
+        assert list(join_pieces(index, pieces)) == self.as_read(MIXED)

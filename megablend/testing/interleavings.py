@@ -92,8 +92,8 @@ class InterleavingContract:
             plan = self.kind.plan(stage)
             sources, _ = plan.locate_many(np.arange(plan.num_samples))
             for source, total in enumerate(stage.totals.tolist()):
-                found = [plan.nth_sample(source, n) for n in range(1, total + 1)]
-                assert found == np.flatnonzero(sources == source).tolist(), (stage, source)
+                samples = [plan.nth_sample(source, n) for n in range(1, total + 1)]
+                assert samples == np.flatnonzero(sources == source).tolist(), (stage, source)
 
     def test_samples_of_is_the_inverse(self) -> None:
         """`samples_of` returns each sample for the source and ordinal that `locate_many` gives, in
@@ -104,8 +104,8 @@ class InterleavingContract:
             assert plan.samples_of(*plan.locate_many(ks)).tolist() == ks.tolist(), stage
             for source, total in enumerate(stage.totals):
                 for ordinal in (-1, int(total)):
-                    places = np.array([source], np.int32), np.array([ordinal])
-                    assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
+                    sample_of_source = np.array([source], np.int32), np.array([ordinal])
+                    assert raises(IndexError, plan.samples_of, *sample_of_source), (source, ordinal)
 
     def test_samples_that_do_not_exist_are_refused(self) -> None:
         """Numbers out of range raise an IndexError; numbers that are not integers raise a

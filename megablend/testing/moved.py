@@ -27,16 +27,18 @@ class MovedStorage(WrapperStorage):
 
     def find(self, pattern: str) -> Found:
         """See Storage.find."""
-        found = self.inner.find(_path(pattern))
+        listing = self.inner.find(_path(pattern))
         files = [
-            Match(each.links, f"{SCHEME}{each.path}", f"{SCHEME}{each.real}")
-            for each in found.files
+            Match(match.links, f"{SCHEME}{match.path}", f"{SCHEME}{match.real}")
+            for match in listing.files
         ]
-        return Found(files, found.unreadable, tuple(f"{SCHEME}{each}" for each in found.folders))
+        return Found(
+            files, listing.unreadable, tuple(f"{SCHEME}{folder}" for folder in listing.folders)
+        )
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob."""
-        return [each.path for each in self.find(pattern).files]
+        return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
         """See Storage.is_folder."""

@@ -58,10 +58,10 @@ class StorageFinding(StorageFiles):
         for pattern, names in PATTERNS.items():
             expected = sorted(self.locate(root, name) for name in names if name in self.names)
             assert storage.glob(f"{root}/{pattern}") == expected, pattern
-            found = storage.find(f"{root}/{pattern}")
-            assert [match.path for match in found.files] == expected, pattern
-            assert found.unreadable == {}, pattern
-            assert len({match.real for match in found.files}) == len(expected), pattern
+            listing = storage.find(f"{root}/{pattern}")
+            assert [match.path for match in listing.files] == expected, pattern
+            assert listing.unreadable == {}, pattern
+            assert len({match.real for match in listing.files}) == len(expected), pattern
 
     def test_every_name_matches_itself(self, tmp_path: Path) -> None:
         """The name of an existing file matches the file, both as it is and with its wildcards
@@ -95,13 +95,13 @@ class StorageFinding(StorageFiles):
         copy = pickle.loads(pickle.dumps(storage))
         for name in self.names:
             path = self.locate(root, name)
-            found = storage.stat(path)
-            assert found.size == len(make_content(name))
-            assert found.etag
+            state = storage.stat(path)
+            assert state.size == len(make_content(name))
+            assert state.etag
             assert storage.is_readable(path)
             for other in (storage, copy, storage.for_checking(), self.make_storage()):
-                assert other.stat(path) == found, name
-                assert other.stat_opened(path) == found, name
+                assert other.stat(path) == state, name
+                assert other.stat_opened(path) == state, name
         if self.lists_files:
             listed = self.make_storage()
             for path in listed.glob(f"{root}/t/*.bin"):
@@ -114,9 +114,9 @@ class StorageFinding(StorageFiles):
         storage = self.make_storage()
         other = self.make_storage()
         path = self.locate(root, A_FILE)
-        found = storage.stat(path)
+        state = storage.stat(path)
         other.add_known_files(pickle.loads(pickle.dumps(storage.known_files())))
-        assert other.stat(path) == found
+        assert other.stat(path) == state
         assert other.read(path, 0, 10) == storage.read(path, 0, 10)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ class StorageFinding(StorageFiles):
         except ChangedFileError as error:
             assert path in str(error)  # noqa: PT017  (either outcome is allowed)
         for other in (storage.for_checking(), self.make_storage()):
-            found = other.stat(path)
-            assert found.size == before.size + 4
-            assert found.etag != before.etag
+            state = other.stat(path)
+            assert state.size == before.size + 4
+            assert state.etag != before.etag
         assert [match.path for match in storage.find(path).files] == [path]
         assert storage.stat(path).etag != before.etag
         assert storage.read(path, 0, 100) == content[::-1][:100]

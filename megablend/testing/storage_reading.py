@@ -51,9 +51,9 @@ class StorageReading(StorageFiles):
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         for offset, size in draw_ranges(0, self.examples):
-            found = storage.read(path, offset, size)
-            assert isinstance(found, bytes)
-            assert found == WHOLE[offset : offset + size], (offset, size)
+            data = storage.read(path, offset, size)
+            assert isinstance(data, bytes)
+            assert data == WHOLE[offset : offset + size], (offset, size)
 
     def test_ranges_are_read_together(self, tmp_path: Path) -> None:
         """Ranges can be read in any order, may overlap or be empty, and can be read into unaligned
@@ -73,10 +73,10 @@ class StorageReading(StorageFiles):
 
         def fetch(seed: int) -> None:
             requests = [draw_ranges(seed * 100 + i, 4) for i in range(self.fetches)]
-            futures = [storage.fetch(path, *as_arrays(each), allocate) for each in requests]
-            for each, future in zip(requests, futures, strict=True):
+            futures = [storage.fetch(path, *as_arrays(request), allocate) for request in requests]
+            for request, future in zip(requests, futures, strict=True):
                 data, begins = future.result(60)
-                agrees.append(list_ranges(data, begins, each) == slices(each))
+                agrees.append(list_ranges(data, begins, request) == slices(request))
 
         run_threads(fetch)
         assert agrees == [True] * 4 * self.fetches

@@ -62,8 +62,8 @@ class Portion(NamedTuple):
         cls, results: Sequence[Document | BadDocument], num_bytes: int, num_lines: int
     ) -> Portion:
         """Return a portion of documents that were read one by one."""
-        documents = [each for each in results if isinstance(each, Document)]
-        bad = [each for each in results if isinstance(each, BadDocument)]
+        documents = [result for result in results if isinstance(result, Document)]
+        bad = [result for result in results if isinstance(result, BadDocument)]
         return cls(
             [document.text for document in documents],
             [document.key for document in documents],

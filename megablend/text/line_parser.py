@@ -167,8 +167,10 @@ class LineParser:
             hint = did_you_mean(str(error.args[0]), record, before="; ")
             return BadDocument("no text", f"has no key {fields.text!r}{hint}", place)
         if not isinstance(text, str):
-            kind = "null" if text is None else type(text).__name__
-            return BadDocument("no text", f"has {kind} in {fields.text!r}, not a string", place)
+            type_name = "null" if text is None else type(text).__name__
+            return BadDocument(
+                "no text", f"has {type_name} in {fields.text!r}, not a string", place
+            )
         if not _is_unicode(text):
             return BadDocument("lone surrogate", f"has a lone surrogate in {fields.text!r}", place)
         key = _find_key(record, fields.key)

@@ -58,10 +58,10 @@ def locate_rows(
     Raises: DataError if a token file cannot be read.
     """
     text = read_footer(path)["text"]
-    number = next(each.number for each in in_folder if each.path == path)
+    number = next(token_path.number for token_path in in_folder if token_path.path == path)
     of_text = _divide_by_text(in_folder, read_footer).get(text, in_folder)
-    earlier = [each.path for each in of_text if each.number < number]
-    lines_before = sum(read_footer(each)["part"]["lines"] for each in earlier)
+    earlier = [token_path.path for token_path in of_text if token_path.number < number]
+    lines_before = sum(read_footer(token_path)["part"]["lines"] for token_path in earlier)
     columns = _read_columns(path, storage)
     places = list[TextPlace]()
     for row in rows:
@@ -116,8 +116,8 @@ def find_document(
                 row = _find_line_around(byte, columns, part["lines"], text_path, storage)
         elif key is not None:
             columns = _read_columns(token_file.path, storage)
-            found = _find_key(columns, key, token_file.path)
-            with_key |= {columns["offset"][i]: (token_file.path, i) for i in found}
+            rows = _find_key(columns, key, token_file.path)
+            with_key |= {columns["offset"][i]: (token_file.path, i) for i in rows}
         elif line is not None and lines_before < line <= lines_before + part["lines"]:
             lines = _read_columns(token_file.path, storage)["line"]
             row = _find_equal(lines, line - 1 - lines_before)
@@ -125,9 +125,9 @@ def find_document(
             return token_file.path, row
         lines_before += part["lines"]
     if len(with_key) > 1:
-        places = ", ".join(map(str, islice(with_key, 3)))
+        positions = ", ".join(map(str, islice(with_key, 3)))
         raise ConfigError(
-            f"{text}: {len(with_key):,} documents have the key {key!r} (the first at {unit} {places}), expected one; choose "
+            f"{text}: {len(with_key):,} documents have the key {key!r} (the first at {unit} {positions}), expected one; choose "
             "one of them with `--byte`"
         )
     if with_key:
@@ -150,20 +150,24 @@ def _find_text(
     files. Raises: see `find_document`."""
     wanted = text.removeprefix("./")
     absolute = os.path.abspath(text)  # noqa: PTH100  (no name of a text file ends like a URL's)
-    found = list[tuple[str, Sequence[TokenPath]]]()
+    candidates = list[tuple[str, Sequence[TokenPath]]]()
     for token_files in group_by_folder(paths).values():
         # A name is relative to the source's root, so it may be longer than the user's, or shorter
         name = token_files[0].text
         if _is_end(wanted, name) or _is_end(name, wanted) or _is_end(name, absolute):
-            found += _divide_by_text(token_files, read_footer).items()
+            candidates += _divide_by_text(token_files, read_footer).items()
     # If several files fit, take the one whose path fits better
-    found = [(path, files) for path, files in found if _is_end(wanted, path)] or found
-    found = [(path, files) for path, files in found if path in (text, absolute)] or found
-    if len(found) != 1:
+    candidates = [
+        (path, files) for path, files in candidates if _is_end(wanted, path)
+    ] or candidates
+    candidates = [
+        (path, files) for path, files in candidates if path in (text, absolute)
+    ] or candidates
+    if len(candidates) != 1:
         raise ConfigError(
-            f"{text}: {len(found)} text files in the index match this name, expected 1; give the full path of one"
+            f"{text}: {len(candidates)} text files in the index match this name, expected 1; give the full path of one"
         )
-    return found[0]
+    return candidates[0]
 
 
 def _is_end(end: str, path: str) -> bool:
@@ -175,17 +179,21 @@ def _divide_by_text(
     in_folder: Sequence[TokenPath], read_footer: ReadFooter
 ) -> dict[str, list[TokenPath]]:
     """Group the token files in a folder by the path of the text file that they were made from."""
-    if len({each.number for each in in_folder}) == len(in_folder):
+    if len({token_path.number for token_path in in_folder}) == len(in_folder):
         return {read_footer(in_folder[0].path)["text"]: list(in_folder)}
     own_files = dict[str, dict[int, TokenPath]]()
-    for each in in_folder:
-        text = read_footer(each.path)["text"]
-        own_files.setdefault(text, {})[each.number] = each
+    for token_path in in_folder:
+        text = read_footer(token_path.path)["text"]
+        own_files.setdefault(text, {})[token_path.number] = token_path
     divided = dict[str, list[TokenPath]]()
     for text, own in own_files.items():
         # Text files that begin with the same lines share token files, whose footers name one of them
-        shared = {each.number: each for each in in_folder if each.number < max(own)}
-        divided[text] = [each for _, each in sorted((shared | own).items())]
+        shared = {
+            token_path.number: token_path
+            for token_path in in_folder
+            if token_path.number < max(own)
+        }
+        divided[text] = [token_path for _, token_path in sorted((shared | own).items())]
     return divided
 
 
@@ -210,17 +218,17 @@ def _find_line_around(
     return row
 
 
-def _find_equal(places: Sequence[int], place: int) -> int | None:
+def _find_equal(numbers: Sequence[int], number: int) -> int | None:
     """Return the index of a number in a list of ascending numbers; None if the list does not have
     it."""
-    at = _find_last(places, place)
-    return at if at >= 0 and places[at] == place else None
+    at = _find_last(numbers, number)
+    return at if at >= 0 and numbers[at] == number else None
 
 
-def _find_last(places: Sequence[int], place: int) -> int:
-    """Return the index of the last number that is at most `place` in a list of ascending numbers;
+def _find_last(numbers: Sequence[int], number: int) -> int:
+    """Return the index of the last number that is at most `number` in a list of ascending numbers;
     -1 if all numbers are greater."""
-    return int(np.searchsorted(np.asarray(places, np.int64), place, side="right")) - 1
+    return int(np.searchsorted(np.asarray(numbers, np.int64), number, side="right")) - 1
 
 
 def _ends_line(text: str, start: int, stop: int, storage: Storage) -> bool:
@@ -236,7 +244,7 @@ def _find_key(columns: Mapping[str, Any], key: str, path: str) -> list[int]:
         raise ConfigError(
             f"{path}: has no keys, since its source sets no `key`; use `--line` or `--byte` instead"
         )
-    return [row for row, each in enumerate(columns["key"]) if each == key]
+    return [row for row, row_key in enumerate(columns["key"]) if row_key == key]
 
 
 def _read_columns(path: str, storage: Storage) -> dict[str, Any]:

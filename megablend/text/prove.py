@@ -48,7 +48,9 @@ def list_probes(tokenizer: TokenizerFile) -> Iterator[str]:
     """Yield the texts of the proof: each code point in 5 contexts, each added token in 6 contexts,
     and random strings. The strings consist of fragments that tokenizers split by different rules,
     and are the same in each call."""
-    added = [each["content"] for each in json.loads(tokenizer.definition).get("added_tokens") or ()]
+    added = [
+        token["content"] for token in json.loads(tokenizer.definition).get("added_tokens") or ()
+    ]
     for context in CONTEXTS:
         for code in CODE_POINTS:
             if not 0xD800 <= code < 0xE000:  # surrogates are no text
@@ -130,7 +132,7 @@ def choose_engine(
     name = f"{tokenizer.digest}/.proof{_PROOF}-{version}-{reference}.json"
     proof = launch.bcast(_read_proof(folder, name) if launch.rank == 0 else None)
     if proof is None:
-        differences = [each for each in launch.allgather(_prove(tokenizer, launch)) if each]
+        differences = [answer for answer in launch.allgather(_prove(tokenizer, launch)) if answer]
         proof = {"difference": differences[0] if differences else None}
         if launch.rank == 0:
             folder.replace(name, json.dumps(proof).encode())

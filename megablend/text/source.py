@@ -162,18 +162,18 @@ def gather_bad(entries: Mapping[str, Entry], root: str) -> list[BadKind]:
         root: the folder to which the names of the text files are relative.
     """
     counts = Counter[str]()
-    places = dict[str, list[str]]()
+    examples = dict[str, list[str]]()
     for name, entry in entries.items():
         unit = "row" if is_table(name) else "byte"
         for part in entry.parts:
             for kind, bad in part.bad.items():
                 counts[kind] += bad["count"]
-                places.setdefault(kind, []).extend(
+                examples.setdefault(kind, []).extend(
                     f"{join(root, name)} at {unit} {offset} {reason}"
                     for offset, _, reason in bad["first"]
                 )
     return [
-        BadKind(kind, counts[kind], tuple(places[kind][:MAX_PLACES])) for kind in sorted(counts)
+        BadKind(kind, counts[kind], tuple(examples[kind][:MAX_PLACES])) for kind in sorted(counts)
     ]
 
 

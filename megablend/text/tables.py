@@ -219,15 +219,15 @@ class TableFile:
 
     def _check_type(self, schema: Any) -> None:
         """Check that the text column holds strings. Raises: ConfigError."""
-        found = _type_of(schema, self._text)
-        value = found.value_type if pa.types.is_dictionary(found) else found
+        column_type = _type_of(schema, self._text)
+        value = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
         if str(value) not in _TEXT_TYPES:
             is_binary = pa.types.is_binary(value) or pa.types.is_large_binary(value)
             remedy = (
                 "cast it to string" if is_binary else "set `text` to the column that holds the text"
             )
             raise ConfigError(
-                f"{self.path}: column {self._fields.text!r} has type {found}, expected text (string); {remedy}"
+                f"{self.path}: column {self._fields.text!r} has type {column_type}, expected text (string); {remedy}"
             )
 
 

@@ -73,6 +73,6 @@ def group_by_folder(paths: Iterable[str]) -> dict[str, list[TokenPath]]:
         if token_path is not None:
             groups.setdefault(token_path.folder, []).append(token_path)
     return {
-        folder: sorted(token_paths, key=lambda each: each.number)
+        folder: sorted(token_paths, key=lambda listed: listed.number)
         for folder, token_paths in groups.items()
     }

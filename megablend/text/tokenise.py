@@ -112,7 +112,7 @@ def check_kept(config: Config, specs: Sequence[SourceSpec]) -> None:
 
     Raises: CacheError if a token file was removed.
     """
-    texts = {name: each for name, each in config.all_sources.items() if each.text is not None}
+    texts = {name: source for name, source in config.all_sources.items() if source.text is not None}
     folder = TokenFolder(next(iter(texts.values())).token_folder, config.storage)
     existing = {folder.path(name) for name in folder.list_files()}
     for path in (path for spec in specs if spec.name in texts for path in spec.paths):

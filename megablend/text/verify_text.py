@@ -70,8 +70,8 @@ def _verify_rows(setup: Setup, file: TextFile, part: Part, rows: Sequence[int]) 
     engine = Engine(setup.tokenizer)
     around = find_added(setup.tokenizer, bos=setup.bos, special=setup.add_special_tokens)
     for portion in _read_again(setup, file, part.number):
-        places = zip(portion.offsets.tolist(), portion.texts, strict=True)
-        texts = {offset: text for offset, text in places if offset in remaining}
+        pairs = zip(portion.offsets.tolist(), portion.texts, strict=True)
+        texts = {offset: text for offset, text in pairs if offset in remaining}
         again = surround(engine.encode(list(texts.values())), *around)
         for offset, ids in zip(texts, again.of(range(len(texts))), strict=True):
             row = remaining.pop(offset)

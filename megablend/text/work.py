@@ -225,8 +225,10 @@ class Worker:
         # Special tokens are few, and usually consecutive: most tokens are out of their range
         is_in_range = (tokens.ids >= self._special[0]) & (tokens.ids <= self._special[-1])
         candidates = np.flatnonzero(is_in_range)
-        places = candidates[np.isin(tokens.ids[candidates], self._special)]
-        return len(np.unique(np.searchsorted(np.cumsum(tokens.counts), places, side="right")))
+        special_positions = candidates[np.isin(tokens.ids[candidates], self._special)]
+        return len(
+            np.unique(np.searchsorted(np.cumsum(tokens.counts), special_positions, side="right"))
+        )
 
 
 def _make_footer(
@@ -243,7 +245,7 @@ def _make_footer(
         "engine": engine.name,
         "versions": {name: find_version(name) for name in packages},
         "lines_digest": lines_digest,
-        "part": {key: each for key, each in asdict(part).items() if key not in _NAMED_FIELDS},
+        "part": {key: value for key, value in asdict(part).items() if key not in _NAMED_FIELDS},
     }
 
 

@@ -53,7 +53,7 @@ class Chain:
     def find_end(self) -> int:
         """Return the number of the last version, even if the store does not list it yet; -1 if
         there is none."""
-        keys = (each.key for each in self._prefix.list_objects(self.key))
+        keys = (entry.key for entry in self._prefix.list_objects(self.key))
         number = find_last(key for key in keys if in_folder(key, self.key))
         while self._prefix.read(self.object_key(number + 1)) is not None:
             number += 1
@@ -85,11 +85,11 @@ class Chain:
                 return True
             data = self._prefix.read(key)
             if data is not None:
-                found = _parse(self._place(key), data)
+                existing = _parse(self._place(key), data)
                 # This call created the version if the response to an earlier attempt was lost; an
                 # equal version from another process serves as well
-                is_own = found["nonce"] == record["nonce"]
-                is_equal = content is not None and found["content"] == content
+                is_own = existing["nonce"] == record["nonce"]
+                is_equal = content is not None and existing["content"] == content
                 return is_own or is_equal
             time.sleep(_COLLISION_SECONDS)  # two requests collided, and neither was carried out
         raise CacheError(
@@ -117,19 +117,19 @@ def find_last(keys: Iterable[str]) -> int:
     return max((int(name[1]) for name in names if name), default=-1)
 
 
-def _parse(place: str, data: bytes) -> dict[str, Any]:
+def _parse(location: str, data: bytes) -> dict[str, Any]:
     """Parse the object of a version. Raises: CacheError if it is damaged or of another format."""
     try:
         record = parse_json(data)
     except ValueError as error:
-        raise CacheError(f"{place}: damaged ({error}); restore it from a backup") from None
+        raise CacheError(f"{location}: damaged ({error}); restore it from a backup") from None
     if not isinstance(record, dict) or not {"nonce", "content"} <= record.keys():
         raise CacheError(
-            f'{place}: damaged (its JSON has no "nonce" or no "content"); restore it from a backup'
+            f'{location}: damaged (its JSON has no "nonce" or no "content"); restore it from a backup'
         )
     if record.get("format_version") != FORMAT_VERSION:
         raise CacheError(
-            f"{place}: found format version {record.get('format_version')!r}, expected {FORMAT_VERSION}; use the version of "
+            f"{location}: found format version {record.get('format_version')!r}, expected {FORMAT_VERSION}; use the version of "
             "megablend that wrote it"
         )
     return record

@@ -203,12 +203,12 @@ class Copies:
         self._prefix.download(key, file.bytes, path)
         self._verify(key, checksum(path), file)
 
-    def _verify(self, key: str, found: str, file: StoredFile) -> None:
+    def _verify(self, key: str, digest: str, file: StoredFile) -> None:
         """Compare the checksum of an object with the committed one. Raises: CacheError if they
         differ."""
-        if found != file.blake2b:
+        if digest != file.blake2b:
             raise CacheError(
-                f"{self._prefix.location}/{key}: damaged (its BLAKE2b digest is {found}, but {file.blake2b} was committed); "
+                f"{self._prefix.location}/{key}: damaged (its BLAKE2b digest is {digest}, but {file.blake2b} was committed); "
                 "build again to repair it (`megablend build CONFIG`)"
             )
 

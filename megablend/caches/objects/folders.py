@@ -169,21 +169,21 @@ class Folders:
     def find_leftovers(self, kind: str, before: float) -> Iterator[ObjectEntry]:
         """Return the objects that were written before a given time and do not belong to a current
         commit."""
-        members = [each for each in self._list_members(kind) if not _is_commit(each.key)]
+        members = [member for member in self._list_members(kind) if not _is_commit(member.key)]
         used = set[str]()
         for folder in {_folder_of(member.key) for member in members}:
             commit = self.read(folder)
             if commit is not None:
                 used.update(commit.list_keys(folder))
-        return (each for each in members if each.modified < before and each.key not in used)
+        return (member for member in members if member.modified < before and member.key not in used)
 
     def _list_members(self, kind: str) -> list[ObjectEntry]:
         """Return the objects of all folders of a kind, without foreign objects such as the folder
         markers that web consoles create."""
         listed = (
-            each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES
+            entry for entry in self._prefix.list_objects(kind) if entry.key.count("/") == _SLASHES
         )
-        return [each for each in listed if is_own(each.key.split("/")[1])]
+        return [entry for entry in listed if is_own(entry.key.split("/")[1])]
 
     def _chain(self, folder: str) -> Chain:
         return Chain(self._prefix, f"{folder}/{COMMITS}")
@@ -201,13 +201,13 @@ class Folders:
         missing = [folder for folder, key in keys.items() if key not in self._commits]
         objects = self._prefix.read_all([keys[folder] for folder in missing])
         for folder, data in zip(missing, objects, strict=True):
-            place = f"{self._prefix.location}/{keys[folder]}"
+            location = f"{self._prefix.location}/{keys[folder]}"
             if data is None:
                 raise CacheError(
-                    f"{place}: was removed while it was being read; run the command again"
+                    f"{location}: was removed while it was being read; run the command again"
                 )
             self._commits[keys[folder]] = parse_commit(
-                place, chains[folder].parse(numbers[folder], data)
+                location, chains[folder].parse(numbers[folder], data)
             )
         return {folder: self._commits[key] for folder, key in keys.items()}
 
@@ -220,7 +220,8 @@ class Folders:
             with suppress(CacheError):
                 # This node's copy may be damaged, while the store's objects are intact
                 if any(
-                    is_same(self.fetch(folder, is_fresh=each), written) for each in (False, True)
+                    is_same(self.fetch(folder, is_fresh=is_fresh), written)
+                    for is_fresh in (False, True)
                 ):
                     return {
                         name: file for name, file in last.files.items() if name not in last.replaced
@@ -230,10 +231,10 @@ class Folders:
     def _has_all(self, folder: str, commit: Commit) -> bool:
         """Return whether all objects of a commit exist and are unchanged."""
         files = commit.list_keys(folder)
-        for found, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
-            if found is None or found.bytes != file.bytes:
+        for entry, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
+            if entry is None or entry.bytes != file.bytes:
                 return False
-            if file.etag and found.etag and found.etag != file.etag:
+            if file.etag and entry.etag and entry.etag != file.etag:
                 return False
         return True
 

@@ -66,21 +66,21 @@ class RememberedPrefix(ObjectPrefix):
         """See ObjectPrefix; versions are remembered."""
 
         def read(prefix: ObjectPrefix) -> list[str | None]:
-            found = ObjectPrefix.read_all(prefix, keys)
-            return [None if each is None else each.decode("latin-1") for each in found]
+            contents = ObjectPrefix.read_all(prefix, keys)
+            return [None if content is None else content.decode("latin-1") for content in contents]
 
         if not all(key.endswith(".json") for key in keys):
             return super().read_all(keys)
         answers = self._ask([f"read {key}" for key in keys], read)
-        return [None if each is None else each.encode("latin-1") for each in answers]
+        return [None if answer is None else answer.encode("latin-1") for answer in answers]
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
         """See ObjectPrefix; the listing is remembered."""
         (listed,) = self._ask(
             [f"list {folder}"],
-            lambda prefix: [[list(each) for each in ObjectPrefix.list_objects(prefix, folder)]],
+            lambda prefix: [[list(entry) for entry in ObjectPrefix.list_objects(prefix, folder)]],
         )
-        return [ObjectEntry(*each) for each in listed]
+        return [ObjectEntry(*values) for values in listed]
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
         """See ObjectPrefix. Remembered responses are forgotten, since they may be wrong

@@ -136,28 +136,31 @@ class ObjectCacheStore:
         key = f"{_CLOCK}/{secrets.token_hex(8)}"
         self._prefix.write(key, b"")
         try:
-            (found,) = self._prefix.describe_all([key])
+            (entry,) = self._prefix.describe_all([key])
         finally:
             self._prefix.remove([key])
-        if found is None:
+        if entry is None:
             raise CacheError(
                 f"{self.location}/{key}: was removed while its modification time was being read; run the command again"
             )
-        self._clock_lead = found.modified - time.time()
-        return found.modified
+        self._clock_lead = entry.modified - time.time()
+        return entry.modified
 
     def list_files(self, kind: str) -> list[str]:
         """See CacheStore."""
-        return [each.name for each in self.list_entries(kind)]
+        return [entry.name for entry in self.list_entries(kind)]
 
     def list_entries(self, kind: str) -> list[Entry]:
         """See CacheStore."""
         if kind in _FOLDERS:
             return self._folders.describe_all(kind)
-        listed = ((each.key.split("/", 1)[1], each) for each in self._prefix.list_objects(kind))
+        listed = (
+            (listed_object.key.split("/", 1)[1], listed_object)
+            for listed_object in self._prefix.list_objects(kind)
+        )
         return [
-            Entry(name, each.bytes, each.modified, each.modified)
-            for name, each in listed
+            Entry(name, listed_object.bytes, listed_object.modified, listed_object.modified)
+            for name, listed_object in listed
             if is_own(name)
         ]
 
@@ -179,9 +182,11 @@ class ObjectCacheStore:
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
         """See CacheStore."""
-        here = set(list_committed(self.folder / kind))
+        local_names = set(list_committed(self.folder / kind))
         names = [
-            name for name in self.list_files(kind) if name not in here and _belongs(name, owners)
+            name
+            for name in self.list_files(kind)
+            if name not in local_names and _belongs(name, owners)
         ]
         contents = self._prefix.read_all([f"{kind}/{name}" for name in names])
         for name, data in zip(names, contents, strict=True):
@@ -195,8 +200,8 @@ class ObjectCacheStore:
     def publish_files(self, kind: str, owners: Collection[str]) -> None:
         """See CacheStore."""
         there = set(self.list_files(kind))
-        here = list_committed(self.folder / kind)
-        names = [name for name in here if name not in there and _belongs(name, owners)]
+        local_names = list_committed(self.folder / kind)
+        names = [name for name in local_names if name not in there and _belongs(name, owners)]
         self._prefix.write_all({f"{kind}/{name}": self.folder / kind / name for name in names})
 
     def list_folders(self, kind: str) -> list[str]:
@@ -243,27 +248,29 @@ class ObjectCacheStore:
         """Remove the uploads of killed builds, and files of earlier commits; see CacheStore. Unused
         copies on this node are removed as well, but not counted."""
         remove_unused(self.folder, before - self._clock_lead, dry_run=dry_run)
-        found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
-        found += [
-            each
+        leftovers = [
+            leftover for kind in _FOLDERS for leftover in self._folders.find_leftovers(kind, before)
+        ]
+        leftovers += [
+            leftover
             for kind in (PROBES, _CLOCK)
-            for each in self._prefix.list_objects(kind)
-            if each.modified < before
+            for leftover in self._prefix.list_objects(kind)
+            if leftover.modified < before
         ]
         if not dry_run:
-            self._prefix.remove([each.key for each in found])
-        return len(found), sum(each.bytes for each in found)
+            self._prefix.remove([leftover.key for leftover in leftovers])
+        return len(leftovers), sum(leftover.bytes for leftover in leftovers)
 
     def list_records(self, kind: str) -> list[str]:
         """See CacheStore."""
         numbers: dict[str, int] = {}
-        for each in self._prefix.list_objects(_KEYS[kind]):
-            parts = each.key.split("/")
+        for entry in self._prefix.list_objects(_KEYS[kind]):
+            parts = entry.key.split("/")
             if len(parts) == 3:
                 name = parts[1]
-                numbers[name] = max(numbers.get(name, -1), find_last([each.key]))
+                numbers[name] = max(numbers.get(name, -1), find_last([entry.key]))
             elif kind == RUNS and len(parts) == 2 and parts[1].endswith(".json"):
-                raise copied_cache(f"{self.location}/{each.key}")
+                raise copied_cache(f"{self.location}/{entry.key}")
         chains = {name: self._chain(kind, name) for name, number in numbers.items() if number >= 0}
         data = self._prefix.read_all(
             [chain.object_key(numbers[name]) for name, chain in chains.items()]
@@ -271,8 +278,8 @@ class ObjectCacheStore:
         last_versions = zip(chains.items(), data, strict=True)
         return sorted(
             name
-            for (name, chain), each in last_versions
-            if each and chain.parse(numbers[name], each).data is not None
+            for (name, chain), version in last_versions
+            if version and chain.parse(numbers[name], version).data is not None
         )
 
     def describe_record(self, kind: str, name: str) -> str:

@@ -127,8 +127,8 @@ class ArrowReader:
         offsets = blocks["offset"]
         numbers = np.searchsorted(self.offsets, offsets)
         is_wrong = numbers == len(self.offsets)
-        found = np.flatnonzero(~is_wrong)
-        is_wrong[found] = self.offsets[numbers[found]] != offsets[found]
+        candidates = np.flatnonzero(~is_wrong)
+        is_wrong[candidates] = self.offsets[numbers[candidates]] != offsets[candidates]
         if is_wrong.any():
             raise CorruptFileError(
                 self.path,

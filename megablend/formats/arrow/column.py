@@ -113,27 +113,27 @@ def find_column(
     token = _storage(chain[-1].type)
     last = chain[-1].level
     levels = [part.level for part in chain]
-    kind = _list_kind(token)
-    if kind:
-        own_buffers = 1 if kind == "fixed_size_list" else 2
+    list_kind = _list_kind(token)
+    if list_kind:
+        own_buffers = 1 if list_kind == "fixed_size_list" else 2
         levels.append(Level(last.node + 1, last.buffer + own_buffers, last.views))
     return chosen, Column(
         levels=tuple(levels),
-        kind=kind or "flat",
-        width=token.list_size if kind == "fixed_size_list" else 0,
-        token_dtype=_dtype(_storage(token.value_type) if kind else token),
+        kind=list_kind or "flat",
+        width=token.list_size if list_kind == "fixed_size_list" else 0,
+        token_dtype=_dtype(_storage(token.value_type) if list_kind else token),
         num_nodes=end.node,
         num_buffers=end.buffer,
     )
 
 
 def _walk(
-    name: str, kind: Any, level: Level, above: tuple[_Field, ...]
+    name: str, arrow_type: Any, level: Level, above: tuple[_Field, ...]
 ) -> Iterator[tuple[_Field, ...]]:
     """Yield each field that a dotted path can refer to, after its parents."""
-    chain = (*above, _Field(name, kind, level))
+    chain = (*above, _Field(name, arrow_type, level))
     yield chain
-    stored = _storage(kind)
+    stored = _storage(arrow_type)
     if types.is_struct(stored):
         child_level = Level(level.node + 1, level.buffer + 1, level.views)
         for i in range(stored.num_fields):
@@ -142,10 +142,10 @@ def _walk(
             child_level = _level_after(child.type, child_level)
 
 
-def _level_after(kind: Any, level: Level) -> Level:
-    """Return the position of the field that follows a field of type `kind` at `level`.
+def _level_after(arrow_type: Any, level: Level) -> Level:
+    """Return the position of the field that follows a field of type `arrow_type` at `level`.
     Raises: _UnknownLayoutError."""
-    stored = _storage(kind)
+    stored = _storage(arrow_type)
     node, buffer, views = level
     if types.is_null(stored):
         return Level(node + 1, buffer, views)
@@ -166,10 +166,10 @@ def _dtype(element: Any) -> str:
     return OTHERS.get(str(element), str(element))
 
 
-def _problem(kind: Any, *, numbers: bool) -> str | None:
+def _problem(arrow_type: Any, *, numbers: bool) -> str | None:
     """Return why a column of this type cannot hold tokens (or numbers, if `numbers` is true), or
     None if it can."""
-    stored = _storage(kind)
+    stored = _storage(arrow_type)
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
         return "is dictionary-encoded; decode it before writing (Array.dictionary_decode())"
@@ -204,6 +204,6 @@ def _list_kind(stored: Any) -> str | None:
     return "fixed_size_list" if types.is_fixed_size_list(stored) else None
 
 
-def _storage(kind: Any) -> Any:
+def _storage(arrow_type: Any) -> Any:
     """Return the storage type of an extension type; other types are returned unchanged."""
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return arrow_type.storage_type if isinstance(arrow_type, pa.BaseExtensionType) else arrow_type

@@ -69,11 +69,11 @@ class RawFormat(BaseFormat):
         options = parse_options(dict(read.options))
         if options.allow_container:
             return None
-        kind = find_container(path, storage.stat(path).size, options.header_bytes, storage)
-        if kind is None:
+        container = find_container(path, storage.stat(path).size, options.header_bytes, storage)
+        if container is None:
             return None
         return (
-            f"its content looks like {kind}, not like token ids; correct or remove `format` and `header_bytes`, unpack a "
+            f"its content looks like {container}, not like token ids; correct or remove `format` and `header_bytes`, unpack a "
             "compressed file, or set `format_options: {allow_container: true}` if it contains token ids"
         )
 

@@ -106,18 +106,18 @@ class BlockStore(BlockSizes):
     def max_reads(self) -> int:
         """Number of reads to keep in flight: the largest number that the storage of any source
         prefers."""
-        return max((each.max_reads for each in self._limits), default=1)
+        return max((limits.max_reads for limits in self._limits), default=1)
 
     @cached_property
     def is_synchronous(self) -> bool:
         """Whether the storages of all sources complete reads before `fetch` returns."""
-        return all(each.is_synchronous for each in self._limits)
+        return all(limits.is_synchronous for limits in self._limits)
 
     @cached_property
     def max_files(self) -> int:
         """Number of files to read at a time when whole files are read: the largest number that the
         storage of any source prefers."""
-        return max((each.max_files for each in self._limits), default=1)
+        return max((limits.max_files for limits in self._limits), default=1)
 
     @cached_property
     def _limits(self) -> list[ReadLimits]:

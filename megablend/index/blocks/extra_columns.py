@@ -84,9 +84,9 @@ def read_extra_columns(
     by_column = []
     for column in columns:
         needed = _find_needed(column, tokens, has_eod=has_eod)
-        found, numbers = _read_ranges(snapshot, column, read, needed)
+        column_blocks, numbers = _read_ranges(snapshot, column, read, needed)
         if not column.flat:
-            check_rows(snapshot, source, column.entry, tokens, blocks, found)
+            check_rows(snapshot, source, column.entry, tokens, blocks, column_blocks)
         aligned = []
         for block, of_block, has_previous, flag in zip(
             blocks, numbers, needed.has_previous.tolist(), flags.tolist(), strict=True
@@ -161,8 +161,8 @@ def _read_ranges(
     bounds = list(zip(firsts.tolist(), stops.tolist(), strict=True))
     ids = sorted({i for first, stop in bounds for i in range(first, stop)})
     starts = snapshot.running("tokens_before", np.array(ids, np.int64)) - origin
-    found = ColumnBlocks(np.array(ids, np.int64), starts, read(ids))
-    by_id = dict(zip(ids, zip(starts.tolist(), found.blocks, strict=True), strict=True))
+    column_blocks = ColumnBlocks(np.array(ids, np.int64), starts, read(ids))
+    by_id = dict(zip(ids, zip(starts.tolist(), column_blocks.blocks, strict=True), strict=True))
     ranges = []
     for start, count, (first, stop) in zip(
         needed.starts.tolist(), needed.counts.tolist(), bounds, strict=True
@@ -173,7 +173,7 @@ def _read_ranges(
             begin = start - block_start
             parts.append(block.tokens[max(0, begin) : begin + count])
         ranges.append(np.concatenate(parts))
-    return found, ranges
+    return column_blocks, ranges
 
 
 def _find_blocks(
@@ -198,7 +198,7 @@ def _find_blocks(
 
 def _align(
     block: DecodedBlock,
-    found: Array,
+    values: Array,
     has_previous: bool,
     flags: int,
     *,
@@ -213,7 +213,7 @@ def _align(
             per token. If `has_previous`, the value of the token before the block comes first.
         flags: the block's flags.
     """
-    numbers = np.repeat(found, np.diff(block.offsets)) if flat else found[has_previous:]
+    numbers = np.repeat(values, np.diff(block.offsets)) if flat else values[has_previous:]
     if has_eod:
         # The position of each token among the block's tokens, counted from 1; 0 if it was inserted
         positions = with_eod(
@@ -222,6 +222,6 @@ def _align(
         if len(positions) > len(numbers):
             # An inserted token gets the value of the last token before it
             last_positions = np.maximum.accumulate(positions)
-            numbers = np.concatenate([found[:1], numbers])[last_positions]
+            numbers = np.concatenate([values[:1], numbers])[last_positions]
     numbers.setflags(write=False)
     return numbers

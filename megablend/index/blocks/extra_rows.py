@@ -100,11 +100,13 @@ def find_first_rows(
     return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
 
 
-def _list_row_starts(found: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64s:
+def _list_row_starts(column_blocks: ColumnBlocks, flags: npt.NDArray[np.uint8]) -> Int64s:
     """Return the position of each row's first value in a column: int64 [rows]."""
     row_starts = [np.zeros(0, np.int64)]
     continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
-    for start, block, continued in zip(found.starts, found.blocks, continues, strict=True):
+    for start, block, continued in zip(
+        column_blocks.starts, column_blocks.blocks, continues, strict=True
+    ):
         row_starts.append(start + block.offsets[int(continued) : -1])
     return np.concatenate(row_starts)
 
@@ -115,13 +117,13 @@ def _find_piece(block: DecodedBlock, token: int) -> int:
     return int(np.searchsorted(block.offsets, token, side="right")) - 1
 
 
-def _find_difference(expected: Int64s, found: Int64s) -> int | None:
+def _find_difference(expected: Int64s, actual: Int64s) -> int | None:
     """Return the index of the first item at which two arrays differ, or None if they are equal."""
-    num_common = min(len(expected), len(found))
-    different = np.flatnonzero(expected[:num_common] != found[:num_common])
+    num_common = min(len(expected), len(actual))
+    different = np.flatnonzero(expected[:num_common] != actual[:num_common])
     if len(different):
         return int(different[0])
-    return None if len(expected) == len(found) else num_common
+    return None if len(expected) == len(actual) else num_common
 
 
 def _mismatch(

@@ -122,7 +122,7 @@ def _split_later(
 ) -> SplitRanges:
     """Return the splits of the sources in the last of several snapshots."""
     last = stores[-1].snapshot
-    digests = [each.snapshot.digest for each in stores]
+    digests = [store.snapshot.digest for store in stores]
     request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].source_eods]
     stored = ComputedNumbers(last.store.folder, last.digest, request)
     num_counts = len(last.sources) * len(shares)

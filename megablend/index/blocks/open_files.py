@@ -52,7 +52,7 @@ class Checksums:
 
     def __init__(self, snapshot: Snapshot) -> None:
         parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
-        self._parts = [(each.num_files, open_checksums(each)) for each in parts]
+        self._parts = [(part.num_files, open_checksums(part)) for part in parts]
 
     def find(self, number: int) -> Sums | None:
         """Return the checksums of a file, given by its number, or None if the index has none for
@@ -163,9 +163,9 @@ class OpenFiles:
     def get(self, file: int) -> OpenedReader:
         """Return the reader of a file, given by its number in the index. Raises: MissingFileError,
         ChangedFileError, CorruptFileError."""
-        found = self._opened.find(file)
-        if found is not None:
-            return found
+        opened = self._opened.find(file)
+        if opened is not None:
+            return opened
         # Only one of the threads that need the file opens it, and the others wait for it
         key = os.getpid(), file
         with self._opening.setdefault(key, threading.Lock()):
@@ -180,21 +180,21 @@ class OpenFiles:
         entry = self._snapshot.files.entry(file)
         column = self._snapshot.columns[entry.column]
         path = self._snapshot.path(file, self._roots)
-        kind = column.kind
+        source_format = column.kind
         chunks = self._snapshot.chunks(entry)
-        digests = read_digests(self._snapshot.store.folder, kind, entry)
+        digests = read_digests(self._snapshot.store.folder, source_format, entry)
         opened = dataclasses.replace(entry.opened, group_digests=digests)
         retry_storage = self._storage if find_scheme(path) else None
         num_opens = 1 if retry_storage is None else MAX_OPENS
         for left in reversed(range(num_opens)):
             try:
-                reader = kind.open(path, column.column, opened, storage=self._storage)
+                reader = source_format.open(path, column.column, opened, storage=self._storage)
                 self._check_version(file, entry, path)
                 break
             except (ChangedFileError, CorruptFileError, UnsupportedFileError):
                 if not left:
                     raise
-        size = _READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks
+        size = _READER_BYTES + chunks.nbytes + source_format.reader_block_bytes * entry.num_blocks
         if digests is not None:
             size += digests.nbytes + len(digests)
         check = None
@@ -204,7 +204,7 @@ class OpenFiles:
         sums = self._checksums.find(file) if needs_check else None
         if sums is not None:
             size += sums.nbytes
-            check = FetchedCheck(kind.files(path), sums, self._storage)
+            check = FetchedCheck(source_format.files(path), sums, self._storage)
         # Limit the number of readers to what fits if each is as large as the largest so far
         if size > self._max_reader_bytes:
             self._max_reader_bytes = size

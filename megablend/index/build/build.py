@@ -129,7 +129,7 @@ def _build(
                 packed.add(await_pack(store, name))
             notes = (*notes, *describe_contradictions(work, storage))
             report = commit_build(store, columns, work, items, results, packed, notes, start=start)
-            if any(each.kind.has_group_digests for each in columns):
+            if any(column.kind.has_group_digests for column in columns):
                 long_idx = list(find_missing(open_snapshot(store, report.digest)))
         for idx in launch.bcast(long_idx)[launch.rank :: launch.size]:
             make_digests(store, idx, storage)
@@ -144,21 +144,21 @@ def _list_files(
 ) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
     """Find the files of the sources on rank 0, and stat a share of them on each rank, since a stat
     may be slow on a network. Rank 0 returns the sources with their files, and warnings."""
-    name, count = Counter(each.name for each in sources).most_common(1)[0]
+    name, count = Counter(source.name for source in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources are named {name!r}: source names must be unique")
-    found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
+    located = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
     _share_known_files(launch, storage)
     share = slice(launch.rank, None, launch.size)
-    files_here = [source.stat_files(source.paths[share], storage) for source in found]
+    files_here = [source.stat_files(source.paths[share], storage) for source in located]
     files_by_rank = launch.gather(files_here)
     _share_known_files(launch, storage)
-    notes = tuple(source.note for source in found if source.note is not None)
+    notes = tuple(source.note for source in located if source.note is not None)
     if not files_by_rank:
         return (), notes
     listed = tuple(
         source.with_files(chain(*shares))
-        for source, *shares in zip(found, *files_by_rank, strict=True)
+        for source, *shares in zip(located, *files_by_rank, strict=True)
     )
     return listed, notes
 

@@ -101,7 +101,10 @@ def write_snapshot(
         seen = np.array(
             [numbers_of(file.etag)[0] for column in columns for file in column.files], np.uint64
         )
-        earlier = (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS))
+        earlier = (
+            build_sequence(store, earlier_digest)
+            for earlier_digest in store.list_folders(SNAPSHOTS)
+        )
         roots = {
             "arrival": 1 + max(earlier, default=0),
             "roots": {column.column_name: column.root for column in columns},

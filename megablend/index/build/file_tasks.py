@@ -210,18 +210,18 @@ def index_part(work: FileTask, part: int, storage: Storage) -> Fragment:
         if problem:
             raise column.complaint(problem)
     file = work.file
-    kind = column.kind
+    source_format = column.kind
     if file.size <= _WHOLE_BYTES:
         request_ranges(storage, file.path, [0], [file.size])
     request_samples(file.path, file.size, storage)
     read = dataclasses.replace(column.read, count_documents=work.documents)
     try:
         if work.num_parts > 1:
-            assert is_divisible(kind)
+            assert is_divisible(source_format)
             span = part_span(file.size, part, work.num_parts)
-            index = kind.index_part(file.path, read, span=span, storage=storage)
+            index = source_format.index_part(file.path, read, span=span, storage=storage)
         else:
-            index = kind.index(file.path, read, storage=storage)
+            index = source_format.index(file.path, read, storage=storage)
         body = sampled_content_digest(file.path, file.size, storage)
     except ConfigError as error:
         raise column.complaint(error) from error

@@ -30,17 +30,17 @@ _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 
 def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     """Find the files that match a pattern. Raises: ConfigError if there are none."""
-    found = storage.find(pattern)
-    if found.files or found.unreadable:
-        return found
+    listing = storage.find(pattern)
+    if listing.files or listing.unreadable:
+        return listing
     # Formats are listed only now: an installed format that fails to load must not matter when files
     # are found
     suffixes = list_suffixes()
-    if any(find_suffix(each, suffixes) for each in found.folders):
-        return found
+    if any(find_suffix(folder, suffixes) for folder in listing.folders):
+        return listing
     # A Megatron prefix stands for two files
-    for kind in FORMATS.values():
-        paths = kind.files(pattern)
+    for candidate in FORMATS.values():
+        paths = candidate.files(pattern)
         pair = [storage.find(path) for path in paths]
         if all(half.files for half in pair):
             return pair[0]
@@ -48,7 +48,7 @@ def match_pattern(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
             if half.unreadable:
                 return half
         if any(half.files for half in pair):
-            raise spec.complaint(_describe_half(kind, pattern, paths, pair))
+            raise spec.complaint(_describe_half(candidate, pattern, paths, pair))
     if storage.is_folder(pattern):
         raise spec.complaint(f"{pattern} is a folder: {advise_on_folder(pattern, storage)}")
     if not location.find_scheme(pattern):
@@ -98,13 +98,15 @@ def advise_on_folder(folder: str, storage: Storage) -> str:
     return f"it contains no files that megablend reads ({', '.join(suffixes)}): specify files in another folder"
 
 
-def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
+def _describe_half(
+    pair_format: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]
+) -> str:
     """Describe which of the two files with a Megatron prefix is missing, and how to solve the
     problem."""
     missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
     # The remedy may be another format, for which a prefix is not a path
     path_remedy = f" and `path: {paths[0]}`" if pair[0].files else ""
-    remedy = kind.describe_missing_remedy(missing) or "restore it"
+    remedy = pair_format.describe_missing_remedy(missing) or "restore it"
     return f"{pattern} stands for two files, and {missing} does not exist: {remedy}{path_remedy}"
 
 

@@ -236,21 +236,21 @@ def _pack(fragments: Sequence[tuple[str, Fragment]]) -> bytes:
         {
             "place": split_name(name)[0],
             "answer": split_name(name)[1],
-            **{name: getattr(each, name) for name in _FIELDS},
-            "num_chunks": len(each.chunks),
-            "num_blocks": len(each.blocks),
-            "token_min": None if each.token_range is None else each.token_range[0],
-            "token_max": None if each.token_range is None else each.token_range[1],
+            **{name: getattr(fragment, name) for name in _FIELDS},
+            "num_chunks": len(fragment.chunks),
+            "num_blocks": len(fragment.blocks),
+            "token_min": None if fragment.token_range is None else fragment.token_range[0],
+            "token_max": None if fragment.token_range is None else fragment.token_range[1],
         }
-        for name, each in fragments
+        for name, fragment in fragments
     ]
     batch = pa.RecordBatch.from_pylist(entries, schema=ENTRIES)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ENTRIES) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue().to_pybytes()
-    chunks = join_tables((each.chunks for _, each in fragments), CHUNK_DTYPE)
-    blocks = join_tables((each.blocks for _, each in fragments), BLOCK_DTYPE)
+    chunks = join_tables((fragment.chunks for _, fragment in fragments), CHUNK_DTYPE)
+    blocks = join_tables((fragment.blocks for _, fragment in fragments), BLOCK_DTYPE)
     return seal(
         b"".join([MAGIC, LENGTH.pack(len(stream)), stream, chunks.tobytes(), blocks.tobytes()])
     )

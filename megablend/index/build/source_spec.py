@@ -75,8 +75,8 @@ class SourceSpec:
 
     def complaint(self, problem: object) -> ConfigError:
         """Return an error for the source, with its place in the config."""
-        place = f"{self.place}: " if self.place else ""
-        return ConfigError(f"{place}source {self.name!r}: {problem}")
+        prefix = f"{self.place}: " if self.place else ""
+        return ConfigError(f"{prefix}source {self.name!r}: {problem}")
 
     @property
     def kind(self) -> Format:

@@ -31,8 +31,8 @@ from megablend.storage.parallel_map import parallel_map
 def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find the files of a source, with their sizes and versions. Raises: the errors of
     `find_source`; MissingFileError."""
-    found = spec if spec.paths else find_source(spec, storage)
-    return found.with_files(found.stat_files(found.paths, storage))
+    listed = spec if spec.paths else find_source(spec, storage)
+    return listed.with_files(listed.stat_files(listed.paths, storage))
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
@@ -61,11 +61,11 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     listed = parallel_map(
         lambda pattern: match_pattern(spec, pattern, storage), spec.patterns, threads
     )
-    for pattern, found in zip(spec.patterns, listed, strict=True):
-        unreadable |= found.unreadable
-        matches |= {match.path: match for match in found.files}
-        folders |= dict.fromkeys(found.folders, pattern)
-        links |= {*found.links}
+    for pattern, listing in zip(spec.patterns, listed, strict=True):
+        unreadable |= listing.unreadable
+        matches |= {match.path: match for match in listing.files}
+        folders |= dict.fromkeys(listing.folders, pattern)
+        links |= {*listing.links}
     unreadable |= _leave_out_folders(spec, folders, matches)
     if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
@@ -81,19 +81,19 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
             f"none of its files can be read: {_first_of(unreadable)}; make them readable, or replace them "
             "by regular files"
         )
-    kind = _single_format(spec, matches, storage)
-    paths, duplicates_note = _remove_duplicates(kind, matches.values(), links, storage)
+    source_format = _single_format(spec, matches, storage)
+    paths, duplicates_note = _remove_duplicates(source_format, matches.values(), links, storage)
     notes = [duplicates_note, *list_doubts(root, spec.patterns, paths, storage)]
-    if kind.name == "raw":
+    if source_format.name == "raw":
         notes.append(describe_mixed_endings(spec.patterns, paths))
     try:
-        kind.check_options(dict(spec.read.options))
+        source_format.check_options(dict(spec.read.options))
     except ValueError as error:
-        raise spec.complaint(f"format_options of {kind.name}: {error}") from error
-    counted = spec.read.count_documents or kind.documents_known
+        raise spec.complaint(f"format_options of {source_format.name}: {error}") from error
+    counted = spec.read.count_documents or source_format.documents_known
     return dataclasses.replace(
         spec,
-        read=dataclasses.replace(spec.read, format=kind.name, count_documents=counted),
+        read=dataclasses.replace(spec.read, format=source_format.name, count_documents=counted),
         root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
@@ -140,9 +140,9 @@ def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None
     is_format_known = spec.read.format is not None or find_suffix(path, list_suffixes())
     files = _format(spec, path, storage).files(path) if is_format_known else [path]
     for file in files:
-        found = storage.find(location.escape_wildcards(file))
-        reason = next(iter(found.unreadable.values()), None)
-        if reason is None and found.files and not storage.is_readable(file):
+        listing = storage.find(location.escape_wildcards(file))
+        reason = next(iter(listing.unreadable.values()), None)
+        if reason is None and listing.files and not storage.is_readable(file):
             reason = os.strerror(errno.EACCES)
         if reason is not None:
             return reason if file == path else f"{file}: {reason}"
@@ -188,7 +188,7 @@ def _first_of(unreadable: Mapping[str, str]) -> str:
 
 
 def _remove_duplicates(
-    kind: Format,
+    source_format: Format,
     matches: Collection[Match],
     links: Collection[str],
     storage: Storage,
@@ -199,7 +199,7 @@ def _remove_duplicates(
 
     def identify(match: Match) -> tuple[str, ...]:
         # If several `.idx` describe one `.bin`, each pair has its own documents
-        others = _real_paths(kind, match.path, storage) if times[match.real] > 1 else []
+        others = _real_paths(source_format, match.path, storage) if times[match.real] > 1 else []
         return (match.real, *others)
 
     identities = {match.path: identify(match) for match in matches}
@@ -225,10 +225,13 @@ def _remove_duplicates(
     return paths, f"{', and '.join(notes)}; each file counts once"
 
 
-def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
+def _real_paths(source_format: Format, path: str, storage: Storage) -> list[str]:
     """Return the real paths of a file and of the files that belong to it."""
-    matches = (storage.find(location.escape_wildcards(each)).files for each in kind.files(path))
-    return [found[0].real for found in matches if found]
+    matches = (
+        storage.find(location.escape_wildcards(pattern)).files
+        for pattern in source_format.files(path)
+    )
+    return [files[0].real for files in matches if files]
 
 
 def _root_of(spec: SourceSpec) -> str:
@@ -252,6 +255,8 @@ def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
     except ConfigError as error:
         name = location.get_name(path)
         wildcards = filter(location.has_wildcard, spec.patterns)
-        is_matched = any(fnmatch.fnmatchcase(name, location.get_name(each)) for each in wildcards)
+        is_matched = any(
+            fnmatch.fnmatchcase(name, location.get_name(wildcard)) for wildcard in wildcards
+        )
         advice = f"; {advise_on_folder(location.get_parent(path), storage)}" if is_matched else ""
         raise spec.complaint(f"{error}{advice}") from error

@@ -54,9 +54,9 @@ def describe_mixed_splits(root: str, paths: Iterable[str]) -> str | None:
     to several splits; otherwise None."""
     first_paths = dict[str, str]()
     for path in sorted(paths):
-        found = _SPLIT_WORD.search(location.make_relative(path, root))
-        if found is not None:
-            first_paths.setdefault(found[1].lower(), path)
+        match = _SPLIT_WORD.search(location.make_relative(path, root))
+        if match is not None:
+            first_paths.setdefault(match[1].lower(), path)
     if len(first_paths) < 2:
         return None
     listed = ", ".join(f"{split} ({path})" for split, path in first_paths.items())
@@ -110,10 +110,10 @@ def describe_table(folder: str, paths: Iterable[str], storage: Storage) -> str |
     problem with reading all data files in the folder, `paths`. Return None if it does not, or if
     this cannot be determined."""
     # One path a folder, since there may be millions
-    found = {path.rpartition("/")[0]: path for path in paths if _UUID.search(path)}
-    if not found:
+    paths_by_folder = {path.rpartition("/")[0]: path for path in paths if _UUID.search(path)}
+    if not paths_by_folder:
         return None  # without a request to an object store
-    parents = map(location.get_parent, found.values())
+    parents = map(location.get_parent, paths_by_folder.values())
     # If a bucket is called `data`, the location above it is only a scheme: do not search other
     # buckets
     tops = dict.fromkeys(filter(location.get_name, chain(*map(_list_tops, [folder, *parents]))))

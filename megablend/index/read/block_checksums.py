@@ -62,9 +62,9 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
     stop = start + len(data)
     wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
-    for place, size, crc in sums[first:last].tolist():
-        begin = place - start
-        if place + size <= stop and zlib.crc32(data[begin : begin + size].data) != crc:
+    for offset, size, crc in sums[first:last].tolist():
+        begin = offset - start
+        if offset + size <= stop and zlib.crc32(data[begin : begin + size].data) != crc:
             wrong.append((begin, size))
     return wrong
 

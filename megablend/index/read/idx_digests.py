@@ -57,13 +57,13 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
     """Yield the long `.idx` files of an index whose digests are missing, each once."""
     checked: set[str] = set()
     for source in snapshot.sources:
-        kind = source.kind
-        if not kind.has_group_digests:
+        source_format = source.kind
+        if not source_format.has_group_digests:
             continue
         for number in source.files:
             file = snapshot.files.entry(number)
             structure = file.opened.structure
-            if kind.needs_group_digests(file.opened) and structure not in checked:
+            if source_format.needs_group_digests(file.opened) and structure not in checked:
                 checked.add(structure)
                 if _find_digests(snapshot.store.folder, structure) is None:
                     yield LongIdx(snapshot.path(number), source.format, file.opened)
@@ -80,8 +80,8 @@ def damaged_digests(store: CacheStore) -> Iterator[str]:
 def make_digests(store: CacheStore, idx: LongIdx, storage: Storage) -> None:
     """Compute and store the digests of a long `.idx` file. Raises: ChangedFileError if it is not
     the file that was indexed; DataError; CacheError."""
-    kind = get_format(idx.format)
-    digests = kind.make_group_digests(idx.path, idx.opened, storage=storage)
+    idx_format = get_format(idx.format)
+    digests = idx_format.make_group_digests(idx.path, idx.opened, storage=storage)
     structure = idx.opened.structure
     replace_file(idx_digests(store.folder) / structure, pack_numbers(digests, _MAGIC))
     store.publish_file("idx", structure)

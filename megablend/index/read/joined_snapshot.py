@@ -57,15 +57,18 @@ class JoinedSnapshot(Snapshot):
         self.folder = last.folder
         self.store = last.store
         self.digest = last.digest
-        self.first_blocks = running_totals([each.num_blocks for each in snapshots])
-        self._first_files = running_totals([each.num_files for each in snapshots])
-        first_chunks = running_totals([each._num_chunks for each in snapshots])
+        self.first_blocks = running_totals([snapshot.num_blocks for snapshot in snapshots])
+        self._first_files = running_totals([snapshot.num_files for snapshot in snapshots])
+        first_chunks = running_totals([snapshot._num_chunks for snapshot in snapshots])
         totals = np.stack(
-            [each._blocks.take("running", np.array([each.num_blocks]))[:, 0] for each in snapshots]
+            [
+                snapshot._blocks.take("running", np.array([snapshot.num_blocks]))[:, 0]
+                for snapshot in snapshots
+            ]
         )
         before = np.concatenate([np.zeros((1, len(RUNNING)), np.int64), np.cumsum(totals, axis=0)])
         self._blocks = _JoinedTable(  # type: ignore[assignment]
-            [each._blocks for each in snapshots],
+            [snapshot._blocks for snapshot in snapshots],
             self.first_blocks,
             {"running": before[:-1], "place": _shifts(PLACE, "chunk", first_chunks)},
         )
@@ -83,25 +86,27 @@ class JoinedSnapshot(Snapshot):
         )
         self.roots = {entry.name: entry.root for entry in sources}
         self.files = _JoinedFiles(
-            [each.files for each in snapshots], numbers, self.first_blocks, first_chunks
+            [snapshot.files for snapshot in snapshots], numbers, self.first_blocks, first_chunks
         )
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
-        return open_snapshots, (self.store, tuple(each.digest for each in self.snapshots))
+        return open_snapshots, (self.store, tuple(snapshot.digest for snapshot in self.snapshots))
 
     @cached_property
     def _chunks(self) -> CheckedTable:
         shifts = {"row": _shifts(CHUNK_COLUMNS.names or (), "file", self._first_files)}
-        return _JoinedTable([each._chunks for each in self.snapshots], self._first_chunks, shifts)  # type: ignore[return-value]
+        return _JoinedTable(
+            [snapshot._chunks for snapshot in self.snapshots], self._first_chunks, shifts
+        )  # type: ignore[return-value]
 
     @cached_property
     def _counted(self) -> Bools:
-        return np.concatenate([each._counted for each in self.snapshots])
+        return np.concatenate([snapshot._counted for snapshot in self.snapshots])
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
         """The versions of the files (uint64 [num_files]); see Snapshot.seen. Raises: CacheError."""
-        seen = np.concatenate([each.seen for each in self.snapshots])
+        seen = np.concatenate([snapshot.seen for snapshot in self.snapshots])
         for old, new in self._renamed.items():
             seen[old] = seen[new]
         return seen
@@ -173,7 +178,7 @@ class JoinedSnapshot(Snapshot):
         gone_of_content = dict[tuple[str, str], list[GoneFile]]()
         for number, snapshot in reversed(list(enumerate(self.snapshots))):
             first = int(self._first_files[number])
-            for entry in (each for each in snapshot.sources if each.name in sources):
+            for entry in (listed for listed in snapshot.sources if listed.name in sources):
                 # Files of one snapshot may have the same content, so they are added after the
                 # snapshot's last file
                 added = dict[tuple[str, str], list[GoneFile]]()
@@ -192,10 +197,10 @@ class JoinedSnapshot(Snapshot):
 
     def list_repeated(self) -> list[int]:
         """List the numbers of the files whose content is also in a later snapshot."""
-        names = list({entry.name for each in self.snapshots for entry in each.sources})
+        names = list({entry.name for snapshot in self.snapshots for entry in snapshot.sources})
         last = len(self.snapshots) - 1
         counted = set(self.files_of(last, names)).union(
-            each.numbers[0] for each in self.list_gone(names)
+            gone.numbers[0] for gone in self.list_gone(names)
         )
         earlier = (i for number in range(last) for i in self.files_of(number, names))
         return [i for i in earlier if i not in counted]
@@ -204,7 +209,7 @@ class JoinedSnapshot(Snapshot):
     def token_ranges(self) -> Int64s:
         """The smallest and the largest token of each file (int64 [num_files, 2]); see
         Snapshot.token_ranges. Raises: CacheError."""
-        return np.concatenate([each.token_ranges for each in self.snapshots])
+        return np.concatenate([snapshot.token_ranges for snapshot in self.snapshots])
 
 
 def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
@@ -351,7 +356,9 @@ def _move(column: ColumnEntry, first_file: int, first_block: int, name: str) -> 
     )
     if not isinstance(moved, SourceEntry):
         return moved
-    extra = tuple(_move(each, first_file, first_block, name) for each in moved.extra_columns)
+    extra = tuple(
+        _move(extra_column, first_file, first_block, name) for extra_column in moved.extra_columns
+    )
     return dataclasses.replace(moved, extra_columns=extra)
 
 

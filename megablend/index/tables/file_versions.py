@@ -78,8 +78,8 @@ def versions_of(etag: str) -> tuple[str, str]:
 
 def numbers_of(etag: str) -> tuple[int, ...]:
     """Return hashes of the texts of `versions_of`, from 1 to 2^64 - 1."""
-    hashes = (hashlib.blake2b(each.encode(), digest_size=8) for each in versions_of(etag))
-    return tuple(int.from_bytes(each.digest(), "little") or 1 for each in hashes)
+    hashes = (hashlib.blake2b(version.encode(), digest_size=8) for version in versions_of(etag))
+    return tuple(int.from_bytes(digest.digest(), "little") or 1 for digest in hashes)
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
@@ -99,11 +99,11 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
 
     Raises: ChangedFileError; the errors of Storage.read.
     """
-    found = sampled_content_digest(path, size, storage)
-    if found != body:
+    digest = sampled_content_digest(path, size, storage)
+    if digest != body:
         raise ChangedFileError(
             path,
-            f"changed since it was indexed (its size is the same, but the digest of its content is {found}, not "
+            f"changed since it was indexed (its size is the same, but the digest of its content is {digest}, not "
             f"{body}); {CHANGED_REMEDY}",
         )
 

@@ -67,8 +67,8 @@ _ROOTS_FIELDS: dict[str, tuple[str, Any]] = {
 `limited_json.fits`). Releases before 0.2 wrote neither `columns` nor `skipped`."""
 
 
-def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
-    text = json.dumps(found)
+def _wrong(path: Path, name: str, value: object, expected: str) -> CacheError:
+    text = json.dumps(value)
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     return DamagedCacheError.of(f"{path}: damaged (it has {name} {shown}, expected {expected})")
 
@@ -236,9 +236,9 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
                 f"{path}: damaged table: it has {size} bytes, but {entry['bytes']} were committed"
             )
         else:
-            found = checksum(path)
-            if found != entry["blake2b"]:
+            digest = checksum(path)
+            if digest != entry["blake2b"]:
                 problems.append(
-                    f"{path}: damaged table: its blake2b is {found}, but {entry['blake2b']} was committed"
+                    f"{path}: damaged table: its blake2b is {digest}, but {entry['blake2b']} was committed"
                 )
     return problems

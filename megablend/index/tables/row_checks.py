@@ -152,8 +152,8 @@ class CheckedTable:
         rows = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1
         rows = np.clip(rows, span.start, span.stop - 1)
         verified = self.take(group, np.concatenate((rows, rows + 1)))
-        here, after = verified[self._groups[group].index(name)].reshape(2, -1)
-        if ((here > values) | (after <= values)).any():
+        at_rows, after_rows = verified[self._groups[group].index(name)].reshape(2, -1)
+        if ((at_rows > values) | (after_rows <= values)).any():
             raise DamagedCacheError.of(f"{self._path}: damaged table: its {name} is not ascending")
         return rows
 

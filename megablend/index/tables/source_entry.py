@@ -78,7 +78,9 @@ class SourceEntry(ColumnEntry):
 
     def find_extra(self, column: str) -> ColumnEntry | None:
         """Return the extra column with this name, or None if the index does not contain it."""
-        return next((each for each in self.extra_columns if each.column == column), None)
+        return next(
+            (candidate for candidate in self.extra_columns if candidate.column == column), None
+        )
 
 
 class Sources(LazyItems[SourceEntry]):

@@ -102,7 +102,7 @@ class TableWriter:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -125,11 +125,11 @@ class TableWriter:
         digest = hashlib.blake2b(digest_size=16)
         arrays = []
         for name, column in self._columns.items():
-            kind = self._dtypes[name]
+            dtype = self._dtypes[name]
             buffer = self._take(column)
             digest.update(buffer)
-            length = buffer.size // kind.itemsize
-            arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(kind), length, [None, buffer]))
+            length = buffer.size // dtype.itemsize
+            arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(dtype), length, [None, buffer]))
         write_batch(self._path, pa.RecordBatch.from_arrays(arrays, names=list(self._columns)))
         return digest.hexdigest()
 

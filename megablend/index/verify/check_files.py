@@ -43,17 +43,17 @@ class FileChecker:
         file = self._snapshot.files.entry(number)
         path = self._snapshot.path(number, self._roots)
         column = self._snapshot.columns[file.column]
-        kind = column.kind
+        source_format = column.kind
         storage = self._storage
         try:
-            stats = [storage.stat(each) for each in kind.files(path)]
+            stats = [storage.stat(name) for name in source_format.files(path)]
             if stats[0].size != file.opened.size:
                 raise ChangedFileError(
                     path,
                     f"has {stats[0].size} bytes, but had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
                 )
             if self._snapshot.seen[number] not in numbers_of(join_etags(stats)):
-                kind.open(path, column.column, file.opened, storage=storage)
+                source_format.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
                 if self._snapshot.seen[number]:
                     self._touched.add(number)

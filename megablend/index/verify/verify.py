@@ -65,8 +65,10 @@ def verify(
     sound: list[Snapshot] = []
     for entry in store.list_entries(SNAPSHOTS):
         remedy = uses.get(entry.name, SnapshotUse()).repair
-        found = catch_errors(_snapshot_problems(store, entry.name, sound, remedy), remedy)
-        problems += if_present(store, SNAPSHOTS, entry.name, found)
+        snapshot_problems = catch_errors(
+            _snapshot_problems(store, entry.name, sound, remedy), remedy
+        )
+        problems += if_present(store, SNAPSHOTS, entry.name, snapshot_problems)
     if data:
         problems += catch_errors(list_data_problems(sound, uses, storage, progress))
     return problems
@@ -103,8 +105,8 @@ def _folder_problems(store: CacheStore, kind: str, how_to_remake: str) -> Iterat
     again."""
     for entry in store.list_entries(kind):
         remedy = f"remove {store.location}/{kind}/{entry.name}, and {how_to_remake}"
-        found = catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)
-        yield from if_present(store, kind, entry.name, found)
+        folder_problems = catch_errors(_damaged_tables_of(store, kind, entry.name, remedy), remedy)
+        yield from if_present(store, kind, entry.name, folder_problems)
 
 
 def _damaged_tables_of(store: CacheStore, kind: str, name: str, remedy: str) -> Iterator[str]:

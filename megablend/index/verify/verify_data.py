@@ -73,9 +73,9 @@ def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterat
 
 def if_present(store: CacheStore, kind: str, name: str, problems: Iterator[str]) -> Iterator[str]:
     """Yield the problems of a folder, or nothing if another process has just removed the folder."""
-    found = list(problems)
-    if found and name in (entry.name for entry in store.list_entries(kind)):
-        yield from found
+    listed = list(problems)
+    if listed and name in (entry.name for entry in store.list_entries(kind)):
+        yield from listed
 
 
 def list_data_problems(
@@ -94,7 +94,7 @@ def list_data_problems(
     paths = _FilePaths(sound, uses, storage)
     # Snapshots that are needed come first: if several snapshots share a file, it is checked once,
     # for the first of them
-    for snapshot in sorted(sound, key=lambda each: not paths.uses[each.digest].is_needed):
+    for snapshot in sorted(sound, key=lambda candidate: not paths.uses[candidate.digest].is_needed):
         checksums = None
         use = paths.uses[snapshot.digest]
         # Damaged checksums have been reported with the other tables
@@ -102,8 +102,8 @@ def list_data_problems(
             checksums = open_checksums(snapshot)
         problems = list[str]()
         for i in range(snapshot.num_files):
-            found = _problems_of_file(snapshot, i, paths, checked, checksums, storage)
-            for problem in catch_errors(found):
+            file_problems = _problems_of_file(snapshot, i, paths, checked, checksums, storage)
+            for problem in catch_errors(file_problems):
                 if use.is_needed:
                     problems.append(problem)
                 else:
@@ -129,15 +129,17 @@ class _FilePaths:
         listed = list_snapshots(snapshots[0].store) if snapshots else []
         by_age = {digest: age for age, digest in enumerate(listed)}
         # A snapshot that another process has just removed counts as the oldest
-        self._snapshots = sorted(snapshots, key=lambda each: by_age.get(each.digest, -1))
-        self.uses = {each.digest: uses.get(each.digest, SnapshotUse()) for each in snapshots}
+        self._snapshots = sorted(snapshots, key=lambda snapshot: by_age.get(snapshot.digest, -1))
+        self.uses = {
+            snapshot.digest: uses.get(snapshot.digest, SnapshotUse()) for snapshot in snapshots
+        }
         self._roots = {
-            each.digest: {
-                name: choose_root(each, name, root, storage)
-                for name, root in self.uses[each.digest].roots.items()
-                if name in each.roots
+            snapshot.digest: {
+                name: choose_root(snapshot, name, root, storage)
+                for name, root in self.uses[snapshot.digest].roots.items()
+                if name in snapshot.roots
             }
-            for each in snapshots
+            for snapshot in snapshots
         }
 
     def find_path(self, snapshot: Snapshot, number: int) -> str:
@@ -146,8 +148,8 @@ class _FilePaths:
 
     def find_renamed(self, snapshot: Snapshot, number: int) -> str:
         """Return the path that a file has in the last snapshot with the same content."""
-        before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
-        joined_number = sum(each.num_files for each in before) + number
+        before = itertools.takewhile(lambda earlier: earlier is not snapshot, self._snapshots)
+        joined_number = sum(earlier.num_files for earlier in before) + number
         last, number_there = self._joined.find_last(joined_number)
         return self.find_path(self._snapshots[last], number_there)
 
@@ -205,9 +207,9 @@ def _file_problems(
     chunks = snapshot.chunks(file)
     try:
         reader = column.kind.open(path, column.column, file.opened, storage=storage)
-        found = sampled_content_digest(path, file.opened.size, storage)
-        if found != file.body:
-            yield f"{path}: is not the file that was indexed (its sampled ranges have digest {found}, expected {file.body})"
+        digest = sampled_content_digest(path, file.opened.size, storage)
+        if digest != file.body:
+            yield f"{path}: is not the file that was indexed (its sampled ranges have digest {digest}, expected {file.body})"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
             yield from _block_problems(
                 reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage

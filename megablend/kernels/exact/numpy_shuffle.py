@@ -141,11 +141,11 @@ def _draw(
         bound_plus_filled = np.uint64(bound + filled)
         for k in range(num_with_swap):
             prefetch(entries, np.int64(later_partners[k]))
-            there = here_partners[k]
-            here = first_here - np.uint64(k)
-            entry = entries[here]
-            entries[here] = entries[there]
-            entries[there] = entry
+            partner = here_partners[k]
+            index = first_here - np.uint64(k)
+            entry = entries[index]
+            entries[index] = entries[partner]
+            entries[partner] = entry
             value = new_words[k] & wide_mask
             out[bound_plus_filled - wide_bound] = value
             wide_bound -= np.uint64(value <= wide_bound)
@@ -195,8 +195,8 @@ def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int)
     """Make swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
     for k in range(np.uint64(start), np.uint64(stop)):
         prefetch(entries, np.int64(partners[np.uint64(k) + np.uint64(AHEAD)]))
-        here = np.uint64(last) - np.uint64(k)
-        there = partners[k]
-        entry = entries[here]
-        entries[here] = entries[there]
-        entries[there] = entry
+        index = np.uint64(last) - np.uint64(k)
+        partner = partners[k]
+        entry = entries[index]
+        entries[index] = entries[partner]
+        entries[partner] = entry

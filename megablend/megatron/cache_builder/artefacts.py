@@ -159,10 +159,10 @@ def _find_problem(artefact: Artefact, cache: Path) -> str | None:
     if text != artefact.description:
         return f"{path}: the text does not match the hash in the file's name"
     for array in artefact.arrays:
-        found = _describe_file(artefact.path(cache, array.name))
+        description = _describe_file(artefact.path(cache, array.name))
         expected = _describe(array.shape, array.dtype, array.nbytes)
-        if found != expected:
-            return f"{artefact.path(cache, array.name)}: {found}; expected {expected}"
+        if description != expected:
+            return f"{artefact.path(cache, array.name)}: {description}; expected {expected}"
     return None
 
 

@@ -290,11 +290,11 @@ class ArtefactWriter:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if error_type is None:
             self._commit()
         else:
             self._commits.discard(self._artefact)

@@ -378,7 +378,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             files = self._marker.pairs.get(path)
             etags = entries[path]["etags"] if path in entries else None
             opener = PrefixOpener(self.cls, self.config, path, split, files, etags)
-            for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
+            for number, (size, index_split) in enumerate(zip(sizes, Split, strict=True)):
                 samples = self._marker.num_samples.get((path, number, size))
                 if first[number] is None:
                     of_prefix.append(None)
@@ -388,11 +388,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 attributes = {
                     "dataset_path": path,
                     "num_samples": size,
-                    "index_split": kind,
+                    "index_split": index_split,
                     "config": self.config,
                 }
                 of_prefix.append(
-                    defer(self.cls, partial(opener.dataset, kind, size), samples, **attributes)
+                    defer(
+                        self.cls, partial(opener.dataset, index_split, size), samples, **attributes
+                    )
                 )
             datasets.append(of_prefix)
         return datasets
@@ -417,7 +419,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
         if cls is core.BlendedDataset and all(
-            isinstance(each, MegablendGPTDataset) for each in args[0]
+            isinstance(dataset, MegablendGPTDataset) for dataset in args[0]
         ):
             return BlendedDataset(*args)
         return cls(*args)

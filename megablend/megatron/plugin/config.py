@@ -153,8 +153,8 @@ def cache_of(config: Any) -> str:
 
 def idx_folder(config: Any) -> Path:
     """Return the folder for local copies of `.idx` files from object stores."""
-    given = getattr(config, "object_storage_cache_path", None)
-    return Path(given or Path(cache_of(config), "megablend-idx")).absolute()
+    folder = getattr(config, "object_storage_cache_path", None)
+    return Path(folder or Path(cache_of(config), "megablend-idx")).absolute()
 
 
 def data_path_entries(config: Any) -> list[str]:

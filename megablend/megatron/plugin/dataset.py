@@ -327,16 +327,16 @@ def check_sequence_counts(config: Any) -> None:
 
     Raises: ConfigError; CacheError if the pairs' catalog is missing or damaged.
     """
-    given = getattr(config, "sequences_per_dataset", None)
-    if not given:
+    sequence_counts = getattr(config, "sequences_per_dataset", None)
+    if not sequence_counts:
         return
     for prefix, entry in catalog_entries(config).items():
-        found = entry["sequences"]
-        counts = given.get(prefix)
-        if counts is None or counts[0] != found:
+        num_sequences = entry["sequences"]
+        counts = sequence_counts.get(prefix)
+        if counts is None or counts[0] != num_sequences:
             expected = "does not list it" if counts is None else f"says {counts[0]:,}"
             raise ConfigError(
-                f"{prefix}.idx has {found:,} sequences, but sequences_per_dataset (--per-dataset-sequences-path) "
+                f"{prefix}.idx has {num_sequences:,} sequences, but sequences_per_dataset (--per-dataset-sequences-path) "
                 f"{expected}: make that file again with Megatron's tools/build_sequences_per_dataset.py, or leave it out"
             )
 

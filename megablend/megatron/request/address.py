@@ -96,10 +96,10 @@ def check_prefix(prefix: str) -> None:
 def check_pair(word: str) -> None:
     """Check that an address is the prefix of a pair. Raises: ConfigError if it is not; see also
     parse_address."""
-    kind = parse_address(word).format
-    if kind != PAIR:
+    format_name = parse_address(word).format
+    if format_name != PAIR:
         raise ConfigError(
-            f"{word}: is not a .bin/.idx pair; use `{kind}:` addresses only in training, with "
+            f"{word}: is not a .bin/.idx pair; use `{format_name}:` addresses only in training, with "
             "MegablendGPTDataset"
         )
 

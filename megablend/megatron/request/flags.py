@@ -57,9 +57,9 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
     wrong = next(
         (i for i, is_number in enumerate(are_numbers) if is_number != (i % 2 == 0)), len(words)
     )
-    found = repr(words[wrong]) if wrong < len(words) else "the end"
+    wrong_word = repr(words[wrong]) if wrong < len(words) else "the end"
     raise ConfigError(
-        f"{place}: word {wrong + 1} of {len(words)} is {found}; expected a weight before each prefix, "
+        f"{place}: word {wrong + 1} of {len(words)} is {wrong_word}; expected a weight before each prefix, "
         "as in 0.3 /data/a 0.7 /data/b, or prefixes alone (one that looks like a number needs a path, such as ./30)"
     )
 
@@ -78,16 +78,16 @@ def read_blends(path: str) -> tuple[Blend | None, ...]:
     cannot be read or is invalid.
     """
     try:
-        found = parse_json(_read(path))
+        record = parse_json(_read(path))
     except ValueError as error:
         raise ConfigError(
             f"{path}: invalid JSON ({error}); expected an object with the keys train, valid and test"
         ) from None
-    if not isinstance(found, dict) or not set(SPLITS) <= set(found):
+    if not isinstance(record, dict) or not set(SPLITS) <= set(record):
         raise ConfigError(
             f"{path}: expected an object with the keys train, valid and test (null for a split without data)"
         )
-    return tuple(_blend_of(found[split], place=f"{path}, {split}") for split in SPLITS)
+    return tuple(_blend_of(record[split], place=f"{path}, {split}") for split in SPLITS)
 
 
 def _blend_of(value: Any, *, place: str) -> Blend | None:
@@ -261,15 +261,19 @@ def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None,
     """Return the blend that is divided into all splits, and the separate blends of the splits. One
     of the two is None."""
     split_words = {split: flags[f"{split}_data_path"] for split in SPLITS}
-    given = {
+    are_given = {
         "--data-path": bool(flags["data_path"]),
         "--data-args-path": flags["data_args_path"] is not None,
         "--train-data-path, --valid-data-path, --test-data-path": any(split_words.values()),
         "--per-split-data-args-path": flags["per_split_data_args_path"] is not None,
     }
-    if sum(given.values()) != 1:
-        found = " and ".join(name for name, is_given in given.items() if is_given) or "none"
-        raise ConfigError(f"data: found {found}; expected exactly one of {'; '.join(given)}")
+    if sum(are_given.values()) != 1:
+        given_flags = (
+            " and ".join(name for name, is_given in are_given.items() if is_given) or "none"
+        )
+        raise ConfigError(
+            f"data: found {given_flags}; expected exactly one of {'; '.join(are_given)}"
+        )
     if flags["data_path"]:
         return blend_from_words(flags["data_path"], place="--data-path"), None
     if path := flags["data_args_path"]:

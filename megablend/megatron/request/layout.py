@@ -176,7 +176,7 @@ def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, .
                 f"{prefix} has weight {weight}; expected a number above 0, or leave the prefix out"
             )
     prefix, weight, share = next(
-        each for each in zip(prefixes, weights, shares, strict=True) if not each[2] > 0
+        entry for entry in zip(prefixes, weights, shares, strict=True) if not entry[2] > 0
     )
     raise ConfigError(
         f"{prefix}: weight {weight} of a total of {sum(weights)} gives a share that rounds to {share}; use "

@@ -40,25 +40,25 @@ def read_identifiers(text_or_path: str) -> dict[str, Any]:
     Raises: ConfigError if no identifiers are found.
     """
     is_inline = text_or_path.lstrip().startswith("{")
-    place = "the tokenizer's identifiers" if is_inline else text_or_path
+    location = "the tokenizer's identifiers" if is_inline else text_or_path
     try:
-        found = parse_json(
+        record = parse_json(
             text_or_path if is_inline else Path(text_or_path).read_text(encoding="utf-8")
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{place}: expected JSON, or a JSON file such as an earlier run's description.txt "
+            f"{location}: expected JSON, or a JSON file such as an earlier run's description.txt "
             f"({error})"
         ) from None
-    if isinstance(found, dict) and found.get("datasets"):
-        found = found["datasets"][0]
-    if isinstance(found, dict) and "dataset_path" in found:
-        found = found.get("tokenizer")
-    if not isinstance(found, dict) or "class" not in found:
+    if isinstance(record, dict) and record.get("datasets"):
+        record = record["datasets"][0]
+    if isinstance(record, dict) and "dataset_path" in record:
+        record = record.get("tokenizer")
+    if not isinstance(record, dict) or "class" not in record:
         raise ConfigError(
-            f"{place}: found {found!r}; expected an object with a `class`, as in an earlier run's description.txt"
+            f"{location}: found {record!r}; expected an object with a `class`, as in an earlier run's description.txt"
         )
-    return found
+    return record
 
 
 def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:

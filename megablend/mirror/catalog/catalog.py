@@ -127,8 +127,8 @@ class Listed(NamedTuple):
 
 def pack_entry(entry: Revision | Want) -> bytes:
     """Serialize a revision or a want as JSON. Fields with default values are left out."""
-    defaults = {each.name: each.default for each in fields(entry)}
-    values = {name: each for name, each in asdict(entry).items() if each != defaults[name]}
+    defaults = {field.name: field.default for field in fields(entry)}
+    values = {name: value for name, value in asdict(entry).items() if value != defaults[name]}
     return json.dumps(values).encode()
 
 
@@ -176,8 +176,8 @@ class Catalog:
     def date(self, revision: Revision) -> Revision:
         """Return a copy of a new revision with the right date. The date is later than the dates of
         the dataset's other revisions, even if the clock was set back."""
-        others = [each.added for each in self.list_revisions(revision.dataset)]
-        return replace(revision, added=max([revision.added, *(each + 1e-3 for each in others)]))
+        others = [other.added for other in self.list_revisions(revision.dataset)]
+        return replace(revision, added=max([revision.added, *(added + 1e-3 for added in others)]))
 
     def date_want(self, want: Want) -> Want:
         """Return a copy of a want with the right date. If the same revision is already wanted, this
@@ -186,8 +186,8 @@ class Catalog:
         earlier = self.wants.get(want.name)
         if earlier is not None:
             return replace(want, since=earlier.since)
-        others = [each.since for each in self.wants.values()]
-        return replace(want, since=max([want.since, *(each + 1e-3 for each in others)]))
+        others = [other.since for other in self.wants.values()]
+        return replace(want, since=max([want.since, *(since + 1e-3 for since in others)]))
 
     def put_manifest(self, digest: str, manifest: bytes) -> None:
         """Store a manifest that was packed by `Manifest.pack`."""
@@ -215,15 +215,15 @@ class Catalog:
     def remove_want(self, want: Want) -> None:
         """Delete a want."""
         self._database.delete("want", [want.name])
-        self.wants = {name: each for name, each in self.wants.items() if name != want.name}
+        self.wants = {name: other for name, other in self.wants.items() if name != want.name}
 
     def put_listed(self, dataset: str, listed: Listed) -> None:
         """Store the result of listing a dataset's source. Also delete the results of datasets that
         were removed."""
-        datasets = {each.dataset for each in self.revisions.values()}
+        datasets = {revision.dataset for revision in self.revisions.values()}
         removed = self.listed.keys() - datasets
         # Before the database is changed, so that memory has it even if the disk fails
-        kept = {name: each for name, each in self.listed.items() if name in datasets}
+        kept = {name: result for name, result in self.listed.items() if name in datasets}
         self.listed = kept | {dataset: listed}
         self._database.delete("listed", removed)
         self._database.put("listed", {dataset: json.dumps(listed).encode()})
@@ -232,19 +232,23 @@ class Catalog:
         """Delete a revision, and its manifest if no other dataset has the same files."""
         self._database.delete("revision", [revision.name])
         self.revisions = {
-            name: each for name, each in self.revisions.items() if name != revision.name
+            name: recorded for name, recorded in self.revisions.items() if name != revision.name
         }
-        if all(each.digest != revision.digest for each in self.revisions.values()):
+        if all(recorded.digest != revision.digest for recorded in self.revisions.values()):
             self._path(revision.digest).unlink(missing_ok=True)
 
     @property
     def own_wants(self) -> list[Want]:
         """The wants that this node must help to hold."""
-        return [each for each in self.wants.values() if not each.nodes or self.own in each.nodes]
+        return [want for want in self.wants.values() if not want.nodes or self.own in want.nodes]
 
     def list_lacking(self) -> list[Revision]:
         """Return the revisions whose manifests are missing on this node."""
-        return [each for each in self.revisions.values() if not self._path(each.digest).exists()]
+        return [
+            revision
+            for revision in self.revisions.values()
+            if not self._path(revision.digest).exists()
+        ]
 
     def read_manifest(self, digest: str) -> bytes:
         """Return the compressed manifest of a revision; b"" if it is missing on this node."""
@@ -268,8 +272,10 @@ class Catalog:
 
     def list_revisions(self, dataset: str) -> list[Revision]:
         """List the revisions of a dataset, the latest last."""
-        found = [each for each in self.revisions.values() if each.dataset == dataset]
-        return sorted(found, key=lambda each: (each.added, each.digest))
+        revisions = [
+            revision for revision in self.revisions.values() if revision.dataset == dataset
+        ]
+        return sorted(revisions, key=lambda revision: (revision.added, revision.digest))
 
     def find_dataset(self, dataset: str) -> list[Revision]:
         """Return the revisions of a dataset, the latest last. Raises: ConfigError if there are
@@ -277,7 +283,7 @@ class Catalog:
         revisions = self.list_revisions(dataset)
         if revisions:
             return revisions
-        datasets = {each.dataset for each in self.revisions.values()}
+        datasets = {revision.dataset for revision in self.revisions.values()}
         near = did_you_mean(dataset, datasets, before=": ")
         raise ConfigError(
             f"{dataset!r}: no such dataset{near}\n"
@@ -292,13 +298,13 @@ class Catalog:
         known = self.find_dataset(dataset)
         if digits in ("", LATEST):
             return dataset, None
-        found = [each for each in known if each.digest.startswith(digits)]
-        if len(found) == 1 and len(digits) >= _LEAST_DIGITS:
-            return dataset, found[0]
-        names = [each.digest[:_SHOWN_DIGITS] for each in known]
+        matching = [candidate for candidate in known if candidate.digest.startswith(digits)]
+        if len(matching) == 1 and len(digits) >= _LEAST_DIGITS:
+            return dataset, matching[0]
+        names = [candidate.digest[:_SHOWN_DIGITS] for candidate in known]
         near = did_you_mean(digits, [LATEST, *names], before=": ")
         problem = (
-            "several revisions begin with these digits" if len(found) > 1 else "no such revision"
+            "several revisions begin with these digits" if len(matching) > 1 else "no such revision"
         )
         raise ConfigError(
             f"{target!r}: {problem}{near}\n"
@@ -314,7 +320,7 @@ class Catalog:
                 manifest = self._read_files(digest)
             self._recent[digest] = manifest
             while len(self._recent) > 1 and (
-                sum(each.num_text_bytes for each in self._recent.values()) > _MAX_MANIFEST_BYTES
+                sum(recent.num_text_bytes for recent in self._recent.values()) > _MAX_MANIFEST_BYTES
             ):
                 self._recent.popitem(last=False)
         return manifest
@@ -342,18 +348,20 @@ class Catalog:
         for revision in self.revisions.values():
             if revision.may_have(location):
                 last = latest.get(revision.dataset, revision)
-                latest[revision.dataset] = max(last, revision, key=lambda each: each.added)
-        found = list[SourceState]()
+                latest[revision.dataset] = max(
+                    last, revision, key=lambda candidate: candidate.added
+                )
+        states = list[SourceState]()
         for revision in latest.values():
             file = self._find_file(revision, location)
             if file is not None:
                 with contextlib.suppress(OSError):
                     came_at = self._path(revision.digest).stat().st_mtime
-                    found.append(SourceState(file.key.size, file.key.etag, came_at))
-        if found:
-            return max(found, key=lambda state: state.checked_at)
-        wanted = [each for name, each in self.revisions.items() if name in self.wants]
-        for revision in sorted(wanted, key=lambda each: each.added, reverse=True):
+                    states.append(SourceState(file.key.size, file.key.etag, came_at))
+        if states:
+            return max(states, key=lambda state: state.checked_at)
+        wanted = [candidate for name, candidate in self.revisions.items() if name in self.wants]
+        for revision in sorted(wanted, key=lambda candidate: candidate.added, reverse=True):
             file = self._find_file(revision, location) if revision.may_have(location) else None
             if file is not None:
                 return SourceState(file.key.size, file.key.etag, 0.0)

@@ -114,7 +114,7 @@ class Datasets:
     async def run(self) -> None:
         """Hold wanted revisions, and list their sources again, until cancelled."""
         parts = (self.holding, self.listings, self.shared)
-        await asyncio.gather(*(each.run() for each in parts if each is not None))
+        await asyncio.gather(*(part.run() for part in parts if part is not None))
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request, which contains a verb and its arguments, and return the result.
@@ -180,11 +180,11 @@ class Datasets:
         if self.shared is not None:
             await self.shared.change(puts, deletes, is_due)
         elif is_due():
-            for each in puts:
-                if isinstance(each, Want):
-                    await self._engine.call(self.catalog.put_want, each)
+            for entry in puts:
+                if isinstance(entry, Want):
+                    await self._engine.call(self.catalog.put_want, entry)
                 else:
-                    await self._engine.call(self.catalog.put_revision, each)
+                    await self._engine.call(self.catalog.put_revision, entry)
             for want in deletes:
                 await self._engine.call(self.catalog.remove_want, want)
         self.holding.change()
@@ -249,10 +249,10 @@ class Datasets:
         """Return the want of a target. Raises: ConfigError if the target is not wanted."""
         dataset, revision = self.catalog.find(target)
         name = f"{dataset}@{LATEST}" if revision is None else revision.name
-        wants = {each.name: each for each in self.catalog.wants.values() if not each.is_past}
+        wants = {want.name: want for want in self.catalog.wants.values() if not want.is_past}
         if name in wants:
             return wants[name]
-        others = [each.target for each in wants.values() if each.dataset == dataset]
+        others = [want.target for want in wants.values() if want.dataset == dataset]
         remedy = f"request it with `megablend datasets want {target}`"
         if others:
             remedy = f"name one of the wanted revisions of {dataset!r}: {', '.join(others)}"
@@ -261,10 +261,10 @@ class Datasets:
     async def list_all(self) -> dict[str, Any]:
         """Return all revisions and wants in the catalog."""
         revisions = self.catalog.revisions.values()
-        ordered = sorted(revisions, key=lambda each: (each.dataset, each.added))
+        ordered = sorted(revisions, key=lambda revision: (revision.dataset, revision.added))
         return {
-            "revisions": [asdict(each) for each in ordered],
-            "wants": [each.target for each in self.catalog.wants.values() if not each.is_past],
+            "revisions": [asdict(revision) for revision in ordered],
+            "wants": [want.target for want in self.catalog.wants.values() if not want.is_past],
             "listed": await self._find_listed(),
         }
 
@@ -281,7 +281,9 @@ class Datasets:
         status: dict[str, Any] = {
             "capacity": await self._engine.call(self._engine.store.find_capacity),
             "trouble": self.holding.trouble,
-            "goals": [each.as_json() for each in self.holding.states if not each.goal.want.is_past],
+            "goals": [
+                state.as_json() for state in self.holding.states if not state.goal.want.is_past
+            ],
             "listed": await self._find_listed(),
         }
         if self.shared is not None and self._cluster is not None:
@@ -345,7 +347,7 @@ class Datasets:
     def _find_state(self, want: Want) -> State | None:
         """Return the state of the latest revision that must be held for a want; None before the
         want is planned."""
-        states = [each for each in self.holding.states if each.goal.want.name == want.name]
+        states = [state for state in self.holding.states if state.goal.want.name == want.name]
         return _find_latest(states) if states else None
 
     async def make_folder(self, target: str) -> dict[str, Any]:
@@ -387,10 +389,10 @@ class Datasets:
         ConfigError if there is no such revision; DataError if its manifest is damaged."""
         dataset, revision = self.catalog.find(target)
         if revision is None:
-            wanted = [each for each in self.holding.states if each.goal.want.revision == LATEST]
-            complete = {each.goal.revision.name for each in wanted if not each.missing}
+            wanted = [state for state in self.holding.states if state.goal.want.revision == LATEST]
+            complete = {state.goal.revision.name for state in wanted if not state.missing}
             revisions = self.catalog.list_revisions(dataset)
-            held = [each for each in revisions if each.name in complete]
+            held = [candidate for candidate in revisions if candidate.name in complete]
             revision = (held or revisions)[-1]
         return revision, await self._read_files(revision)
 
@@ -407,8 +409,8 @@ class Datasets:
         """Compare the held pages of a dataset, or of one revision, with their checksums."""
         dataset, revision = self.catalog.find(target)
         paths = dict[FileKey, str]()
-        for each in self.catalog.find_dataset(dataset) if revision is None else [revision]:
-            paths |= {file.key: file.path for file in await self._read_files(each)}
+        for listed in self.catalog.find_dataset(dataset) if revision is None else [revision]:
+            paths |= {file.key: file.path for file in await self._read_files(listed)}
         num_bytes = 0
         wrong = set[str]()
         for key, path in paths.items():
@@ -426,10 +428,13 @@ class Datasets:
         await self.holding.wait_for(lambda: True)
         revisions = self.catalog.revisions
         kept = {state.goal.revision.name for state in self.holding.states} | {*self.catalog.wants}
-        kept |= {self.catalog.list_revisions(each.dataset)[-1].name for each in revisions.values()}
+        kept |= {
+            self.catalog.list_revisions(recorded.dataset)[-1].name
+            for recorded in revisions.values()
+        }
         if self.shared is not None:
             kept |= await self.shared.reports.find_incomplete()
-        old = [each for name, each in revisions.items() if name not in kept]
+        old = [recorded for name, recorded in revisions.items() if name not in kept]
         if self.shared is not None:
             return await self.shared.forget(old, ())
         return await self._engine.call(self._forget, old)
@@ -437,7 +442,9 @@ class Datasets:
     async def remove(self, dataset: str) -> dict[str, Any]:
         """Delete a dataset, and files that belong to no other dataset."""
         revisions = self.catalog.find_dataset(dataset)
-        wants = [each for each in self.catalog.wants.values() if each.dataset == dataset]
+        wants = [
+            candidate for candidate in self.catalog.wants.values() if candidate.dataset == dataset
+        ]
         for want in wants:
             if want.is_pinned:
                 raise ConfigError(
@@ -454,9 +461,11 @@ class Datasets:
         """Delete revisions, and files that belong to no other revision. Called in the store's
         thread. Returns: a JSON object with the revisions and the numbers of deleted files and
         bytes."""
-        others = [each for each in self.catalog.revisions.values() if each not in revisions]
+        others = [
+            recorded for recorded in self.catalog.revisions.values() if recorded not in revisions
+        ]
         read = self.catalog.read_known_files
-        kept = Kept((make_share(read(each.digest)), WANTED) for each in others)
+        kept = Kept((make_share(read(recorded.digest)), WANTED) for recorded in others)
         num_bytes = 0
         num_files = 0
         for revision in revisions:
@@ -479,7 +488,7 @@ class Datasets:
 
 def _find_latest(states: Sequence[State]) -> State:
     """Return the state whose revision is the latest. The given states are sorted by importance."""
-    return max(states, key=lambda each: (each.goal.revision.added, each.goal.revision.digest))
+    return max(states, key=lambda state: (state.goal.revision.added, state.goal.revision.digest))
 
 
 def _accepts(verb: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:

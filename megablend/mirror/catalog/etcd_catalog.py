@@ -141,8 +141,8 @@ class EtcdCatalog:
         changed if `is_due` returns False. Raises: EtcdAwayError; ResourceError if the changes do
         not arrive in time."""
         changes = [
-            *[(self._key_of(each), pack_entry(each)) for each in puts],
-            *[(self._key_of(each), None) for each in deletes],
+            *[(self._key_of(entry), pack_entry(entry)) for entry in puts],
+            *[(self._key_of(entry), None) for entry in deletes],
         ]
         await self._wait_for(partial(self._has_synced, 1))
         for begin in range(0, len(changes), _MAX_CHANGES):
@@ -255,10 +255,10 @@ class EtcdCatalog:
         self._holding.change()
         self._lacks_manifests.set()
         # Each node removes the past wants that were requested on it
-        past = [each for each in entries.values() if isinstance(each, Want) and each.is_past]
-        own_past = [each for each in past if each.by == self._cluster.own]
+        past = [entry for entry in entries.values() if isinstance(entry, Want) and entry.is_past]
+        own_past = [entry for entry in past if entry.by == self._cluster.own]
         if own_past:
-            await self._write([(self._key_of(each), None) for each in own_past])
+            await self._write([(self._key_of(entry), None) for entry in own_past])
 
     def _read_entries(self, values: Mapping[str, Value]) -> dict[str, Entry]:
         """Parse the revisions and wants in etcd. Returns: the entries by key. Raises: ConfigError
@@ -294,9 +294,9 @@ class EtcdCatalog:
         changed, by this node or another one."""
         own: list[Entry] = [*self._catalog.revisions.values(), *self._catalog.wants.values()]
         lost = {
-            key: pack_entry(each)
-            for key, each in {self._key_of(each): each for each in own}.items()
-            if key not in entries or (is_older and entries[key] != each)
+            key: pack_entry(entry)
+            for key, entry in {self._key_of(entry): entry for entry in own}.items()
+            if key not in entries or (is_older and entries[key] != entry)
         }
         puts = dict(lost)
         name = marker.name
@@ -307,10 +307,10 @@ class EtcdCatalog:
         for begin in range(0, len(keys), _MAX_CHANGES):
             some = {key: puts[key] for key in keys[begin : begin + _MAX_CHANGES]}
             # Do not overwrite what another node has put back first
-            found = {
+            revisions_of_keys = {
                 key: values[key].revision for key in (*some, self._marker_key) if key in values
             }
-            expected = dict.fromkeys((*some, self._marker_key), 0) | found
+            expected = dict.fromkeys((*some, self._marker_key), 0) | revisions_of_keys
             if await self._keys.etcd.change(expected, some) is None:
                 return True
         if lost:
@@ -347,7 +347,7 @@ class EtcdCatalog:
         not have the manifest."""
         request = parse_json(body)
         digest = str(request["digest"])
-        if all(each.digest != digest for each in self._catalog.revisions.values()):
+        if all(revision.digest != digest for revision in self._catalog.revisions.values()):
             return b""
         begin = int(request["begin"])
         data: bytes = await self._call(self._catalog.read_manifest, digest)
@@ -369,7 +369,7 @@ class EtcdCatalog:
 
     async def _fetch_manifest(self, revision: Revision) -> None:
         """Fetch a manifest from one of the other nodes, if any of them has it."""
-        others = [each for each in self._cluster.names if each != self._cluster.own]
+        others = [name for name in self._cluster.names if name != self._cluster.own]
         # In random order, so that not all nodes ask the same node
         random.shuffle(others)
         for node in [*others[:_NUM_RANDOM], revision.by, *others[_NUM_RANDOM:]]:
@@ -406,15 +406,15 @@ class EtcdCatalog:
         return pack_json(self._sum_forgotten(request["datasets"]))
 
     def _sum_forgotten(self, datasets: Iterable[str]) -> dict[str, int]:
-        deleted = [self._forgotten[each] for each in datasets if each in self._forgotten]
-        return {name: sum(each[name] for each in deleted) for name in ("files", "bytes")}
+        deleted = [self._forgotten[dataset] for dataset in datasets if dataset in self._forgotten]
+        return {name: sum(counts[name] for counts in deleted) for name in ("files", "bytes")}
 
     async def forget(self, revisions: Sequence[Revision], wants: Sequence[Want]) -> dict[str, Any]:
         """Delete revisions and wants on all nodes. Returns: a JSON object with the revisions, the
         numbers of files and bytes that each node deleted, and the nodes that did not respond and
         will delete files later."""
         await self.change(deletes=[*wants, *revisions])
-        datasets = sorted({each.dataset for each in revisions})
+        datasets = sorted({revision.dataset for revision in revisions})
         request = pack_json({"datasets": datasets, "revision": self.revision})
         nodes: dict[str, Any] = {self._cluster.own: self._sum_forgotten(datasets)}
         away = list[str]()
@@ -425,11 +425,11 @@ class EtcdCatalog:
             except (AwayError, MegablendError):
                 away.append(node)
 
-        others = [each for each in self._cluster.names if each != self._cluster.own]
+        others = [name for name in self._cluster.names if name != self._cluster.own]
         await asyncio.gather(*map(ask, others))
         return {
-            "revisions": [str(each) for each in revisions],
-            **{name: sum(each[name] for each in nodes.values()) for name in ("files", "bytes")},
+            "revisions": [str(revision) for revision in revisions],
+            **{name: sum(counts[name] for counts in nodes.values()) for name in ("files", "bytes")},
             "nodes": nodes,
             "away": sorted(away),
         }

@@ -58,10 +58,10 @@ class Folders:
 
     def _make_parent(self, path: Path) -> None:
         for parent in [*reversed(path.relative_to(self._path).parents)]:
-            place = self._path / parent
-            if not place.is_dir():
-                place.mkdir(mode=0o700)
-                self._store.folder.open_to_group(place)
+            folder = self._path / parent
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700)
+                self._store.folder.open_to_group(folder)
 
     def _is_made(self, path: Path, key: FileKey) -> bool:
         """Return whether a file is in its folder, and was not truncated by a power failure."""
@@ -103,10 +103,10 @@ class Folders:
                 path = Path(folder, file.path)
                 if path.exists():
                     path.unlink()
-            places = [Path(place) for place, _, _ in os.walk(folder, topdown=False)]
-            for place in [*places, folder.parent]:
+            folders = [Path(subfolder) for subfolder, _, _ in os.walk(folder, topdown=False)]
+            for emptied in [*folders, folder.parent]:
                 with contextlib.suppress(OSError):  # not empty
-                    place.rmdir()
+                    emptied.rmdir()
         except OSError as error:
             raise disk_error(folder, error) from error
 

@@ -101,12 +101,12 @@ class State:
     def _explain(self) -> DataError:
         """Return the error for a goal with files that were deleted or replaced after they were
         listed."""
-        path, kind = min(self.gone.items())
-        happened = "was deleted" if issubclass(kind, MissingFileError) else "was replaced"
+        path, error_class = min(self.gone.items())
+        happened = "was deleted" if issubclass(error_class, MissingFileError) else "was replaced"
         others = len(self.gone) - 1
         more = f"; {others:,} more files were deleted or replaced" if others else ""
         dataset = self.goal.revision.dataset
-        return kind(
+        return error_class(
             path,
             f"{happened} at the source after it was listed{more}\n"
             f"make a revision of the files that exist now: `megablend datasets add {dataset} SOURCE...`",

@@ -91,9 +91,9 @@ class Holding:
     def count(self) -> dict[str, int]:
         """Return the numbers of bytes that must be held, that are missing, and that do not fit."""
         return {
-            "bytes": sum(each.needed for each in self.states),
-            "missing": sum(each.missing for each in self.states),
-            "short": sum(each.short for each in self.states),
+            "bytes": sum(state.needed for state in self.states),
+            "missing": sum(state.missing for state in self.states),
+            "short": sum(state.short for state in self.states),
         }
 
     def keep_all(self) -> None:
@@ -162,11 +162,11 @@ class Holding:
         for want in self.catalog.own_wants:
             revisions = self.catalog.list_revisions(want.dataset)
             if want.revision != LATEST:
-                revisions = [each for each in revisions if each.digest == want.revision]
+                revisions = [revision for revision in revisions if revision.digest == want.revision]
             earlier = [
-                each
-                for each in revisions[:-_MAX_REVISIONS]
-                if all_earlier or (want.name, each.digest) in held or self._has_folder(each)
+                revision
+                for revision in revisions[:-_MAX_REVISIONS]
+                if all_earlier or (want.name, revision.digest) in held or self._has_folder(revision)
             ]
             candidates.append((want, [*earlier, *revisions[-_MAX_REVISIONS:]]))
         return candidates
@@ -202,9 +202,9 @@ class Holding:
             state.goal = goal
             state.short = short
         kept = [
-            (each.share, PINNED if each.goal.is_pinned else WANTED)
-            for each in states
-            if each.goal.is_pinned or not each.short
+            (planned.share, PINNED if planned.goal.is_pinned else WANTED)
+            for planned in states
+            if planned.goal.is_pinned or not planned.short
         ]
         await call(self.engine.store.set_kept, await asyncio.to_thread(Kept, kept))
         self.states = states
@@ -439,7 +439,7 @@ class Holding:
         revisions = self.catalog.list_revisions(revision.dataset)[-_MAX_REVISIONS:]
         if revisions[-1:] != [revision]:
             return []
-        return [self.catalog.read_known_files(each.digest) for each in revisions[-2::-1]]
+        return [self.catalog.read_known_files(earlier.digest) for earlier in revisions[-2::-1]]
 
 
 class _Part(NamedTuple):
@@ -456,8 +456,8 @@ def _find_twin(file: DataFile, earlier: Iterable[Manifest]) -> FileKey | None:
     """Return the twin of a file: a file of an earlier revision that has the same path, size and
     etag but another location. None if there is none."""
     for files in earlier if file.key.etag else ():
-        place = bisect_left(files, (file.path,))
-        for path, key in files[place : place + 1]:
+        index = bisect_left(files, (file.path,))
+        for path, key in files[index : index + 1]:
             if path == file.path and key[1:] == file.key[1:] and key != file.key:
                 return key
     return None

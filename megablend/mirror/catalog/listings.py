@@ -95,8 +95,8 @@ class Listings:
         manifest = await self._source.ask(lambda storage: self._list(storage, sources))
         # Queries of URLs may be signatures: they are kept in memory only
         self._source.add_queries({url: query for url, query in map(split_query, sources) if query})
-        plain_sources = [split_query(each)[0] for each in sources]
-        recorded = [split_query(each)[0] for each in said or sources]
+        plain_sources = [split_query(source)[0] for source in sources]
+        recorded = [split_query(source)[0] for source in said or sources]
         # A shell may name 100,000 files, of which only the first ones are recorded
         total_letters = accumulate(map(len, recorded))
         num_recorded = sum(letters <= _MAX_LETTERS for letters in total_letters)
@@ -153,8 +153,8 @@ class Listings:
                         )
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
-            for each in self._running.values():
-                each.cancel()
+            for task in self._running.values():
+                task.cancel()
 
     def _find_own(self) -> list[Revision]:
         """Return the latest revision of each dataset whose source this node has to list."""
@@ -176,9 +176,13 @@ class Listings:
             nodes_of.setdefault(want.dataset, set()).update(nodes)
         latest: dict[str, Revision] = {}
         # The last one is the latest, as in `list_revisions`
-        for each in sorted(catalog.revisions.values(), key=lambda each: (each.added, each.digest)):
-            latest[each.dataset] = each
-        listed = [each for name, each in latest.items() if each.every and name in nodes_of]
+        for revision in sorted(
+            catalog.revisions.values(), key=lambda revision: (revision.added, revision.digest)
+        ):
+            latest[revision.dataset] = revision
+        listed = [
+            revision for name, revision in latest.items() if revision.every and name in nodes_of
+        ]
         if self._cluster is not None:
             make_homes = lru_cache(None)(Homes)  # most datasets have the same nodes
 
@@ -189,7 +193,7 @@ class Listings:
                 digest = hashlib.blake2b(dataset.encode("utf-8", "surrogateescape")).hexdigest()
                 return homes.order_names(digest, 0, 1) == [catalog.own]
 
-            listed = [each for each in listed if is_home(each.dataset)]
+            listed = [revision for revision in listed if is_home(revision.dataset)]
         self._own = listed
         self._own_inputs = inputs
         return listed
@@ -274,7 +278,7 @@ class Listings:
         if latest not in lacking or latest.by in others:
             return latest
         revisions = self._catalog.list_revisions(latest.dataset)
-        return next((each for each in reversed(revisions) if each not in lacking), None)
+        return next((revision for revision in reversed(revisions) if revision not in lacking), None)
 
     async def _put_listed(self, dataset: str, trouble: str) -> None:
         """Record that a dataset's source was listed just now."""
@@ -287,12 +291,12 @@ class Listings:
     def describe(self) -> dict[str, Any]:
         """Return the time and the problem of this node's last listing of each dataset."""
         listed = self._catalog.listed
-        own = [each.dataset for each in self._find_own() if each.dataset in listed]
+        own = [revision.dataset for revision in self._find_own() if revision.dataset in listed]
         return {name: {"by": self._catalog.own, **listed[name]._asdict()} for name in own}
 
     def count(self) -> dict[str, Any]:
         """Return the numbers of listings by result, and of datasets with problems, for metrics."""
-        failing = sum(bool(each["trouble"]) for each in self.describe().values())
+        failing = sum(bool(listing["trouble"]) for listing in self.describe().values())
         return {"failing": failing, "listings": dict(self.counts)}
 
 

@@ -105,18 +105,18 @@ class Manifest(Sequence[DataFile]):
         """The size of each file in bytes (int64 [files])."""
         text = np.frombuffer(self._text, np.uint8)
         # Parse the digits before the `]` at the end of each line, the last digit first
-        place = self._begins[1:] - 3
-        sizes = np.zeros(len(place), np.int64)
-        is_digit = np.ones(len(place), np.bool_)
+        positions = self._begins[1:] - 3
+        sizes = np.zeros(len(positions), np.int64)
+        is_digit = np.ones(len(positions), np.bool_)
         factor = 1
         while True:
-            digits = text[place].astype(np.int64) - _ZERO
+            digits = text[positions].astype(np.int64) - _ZERO
             is_digit &= (digits >= 0) & (digits <= 9)
             if not is_digit.any():
                 return sizes
             sizes += digits * is_digit * factor
             factor *= 10
-            place -= 1
+            positions -= 1
 
     @cached_property
     def digests(self) -> Uint8s:
@@ -184,7 +184,7 @@ def _escape(texts: list[str]) -> list[str]:
     whole = "".join(texts)
     if len(_quote(whole)) == len(whole) + 2:
         return texts
-    return [_quote(each)[1:-1] for each in texts]
+    return [_quote(text)[1:-1] for text in texts]
 
 
 def _find_lines(text: bytes | bytearray) -> Int64s:

@@ -38,11 +38,13 @@ def list_goals(
     """
     goals = list[Goal]()
     for want, revisions in wants:
-        held = [each for each in revisions if (want.name, each.digest) in complete]
+        held = [revision for revision in revisions if (want.name, revision.digest) in complete]
         # The last complete one, and the latest one, which are usually the same
         chosen = dict.fromkeys([*held[-1:], *revisions[-1:]])
-        goals += [Goal(want, each, want.is_pinned or has_folder(each)) for each in chosen]
-    return sorted(goals, key=lambda each: (not each.is_pinned, each.want.since))
+        goals += [
+            Goal(want, revision, want.is_pinned or has_folder(revision)) for revision in chosen
+        ]
+    return sorted(goals, key=lambda goal: (not goal.is_pinned, goal.want.since))
 
 
 class FileSizes(NamedTuple):

@@ -175,7 +175,7 @@ class NodeReports:
             "want": want.target,
             "nodes": len(nodes),
             "complete": len(nodes) - len(owing) - len(silent),
-            "missing": sum(each["missing"] for each in owing.values()),
+            "missing": sum(owed["missing"] for owed in owing.values()),
             "owing": owing,
             "silent": silent,
         }
@@ -189,8 +189,8 @@ class NodeReports:
             return True
         waiting = [
             node
-            for node, each in progress["owing"].items()
-            if not (each["short"] or each["gone"] or each["stuck"])
+            for node, report in progress["owing"].items()
+            if not (report["short"] or report["gone"] or report["stuck"])
         ]
         return self._cluster.find_away().issuperset([*progress["silent"], *waiting])
 
@@ -219,9 +219,9 @@ class NodeReports:
                 if progress["complete"] == progress["nodes"]:
                     return progress
                 stuck = [
-                    f"{node}: {each['trouble']}"
-                    for node, each in progress["owing"].items()
-                    if each["stuck"]
+                    f"{node}: {report['trouble']}"
+                    for node, report in progress["owing"].items()
+                    if report["stuck"]
                 ]
                 if patience.look(progress["missing"], min(stuck, default="")):
                     raise patience.make_error(want)

@@ -156,10 +156,10 @@ def _find_each(
     folders: dict[str, _Folder] = {}
     for match, state in _find_files(view, pattern):
         location = split_query(match.path)[0] if is_url else match.path
-        place, _, name = location.rpartition("/")
-        folder = folders.get(place)
+        parent, _, name = location.rpartition("/")
+        folder = folders.get(parent)
         if folder is None:
-            folder = folders[place] = _Folder.of(place, root, check)
+            folder = folders[parent] = _Folder.of(parent, root, check)
         # A prefix may name a file, a link may lead elsewhere, and some names are never allowed
         if not folder.is_allowed or match.links or "?" in name or "\0" in name:
             check(location)
@@ -241,14 +241,14 @@ class _Folder(NamedTuple):
     """Whether the node's settings allow files in this folder to be read."""
 
     @classmethod
-    def of(cls, place: str, root: str, check: Callable[[str], None]) -> _Folder:
-        """Return the folder at location `place`. Paths in the dataset are relative to `root`."""
+    def of(cls, path: str, root: str, check: Callable[[str], None]) -> _Folder:
+        """Return the folder at location `path`. Paths in the dataset are relative to `root`."""
         try:
-            check(f"{place}/")
+            check(f"{path}/")
             is_allowed = True
         except ConfigError:
             is_allowed = False
-        return cls(make_relative(f"{place}/x", root)[:-1], is_allowed)
+        return cls(make_relative(f"{path}/x", root)[:-1], is_allowed)
 
 
 def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]:
@@ -259,14 +259,14 @@ def _find_files(view: Storage, pattern: str) -> Iterator[tuple[Match, FileStat]]
         with contextlib.suppress(MissingFileError):
             yield Match(0, pattern, pattern), view.for_checking().stat(pattern)
         return
-    found = view.find(pattern)
-    for folder, problem in found.unreadable.items():
+    listing = view.find(pattern)
+    for folder, problem in listing.unreadable.items():
         raise DataError(
             folder, f"cannot be listed: {problem}; make the folder readable for this user"
         )
     # Taken out one by one: a million matches take as much memory as the lines made of them
-    matches = found.files[::-1]
-    found.files.clear()
+    matches = listing.files[::-1]
+    listing.files.clear()
     while matches:
         match = matches.pop()
         yield match, view.stat(match.path)

@@ -70,5 +70,7 @@ class DiskCalls(NamedTuple):
 
 def disk_error(path: Path, error: OSError) -> DataError:
     """Return the DataError to raise if a file of the mirror could not be written or read."""
-    kind = MissingFileError if isinstance(error, FileNotFoundError) else DataError
-    return kind(str(path), f"the mirror's disk failed: {cause_of(error)}; {remedy_of(error.errno)}")
+    error_class = MissingFileError if isinstance(error, FileNotFoundError) else DataError
+    return error_class(
+        str(path), f"the mirror's disk failed: {cause_of(error)}; {remedy_of(error.errno)}"
+    )

@@ -301,13 +301,13 @@ def _read_marker(path: Path) -> dict[str, Any]:
         marker = parse_json(read_regular(path / _MARKER, _MAX_BYTES))
         if isinstance(marker, dict) and marker.get("format") == _FORMAT and marker.get("id"):
             return marker
-        found = f"its {_MARKER} says {marker!r}"
+        reason = f"its {_MARKER} says {marker!r}"
     except FileNotFoundError:
-        found = f"it has no {_MARKER}"
+        reason = f"it has no {_MARKER}"
     except ValueError as error:
-        found = f"its {_MARKER} is damaged ({error})"
+        reason = f"its {_MARKER} is damaged ({error})"
     raise ConfigError(
-        f"{path}: is not a mirror that this version can use ({found}; expected format {_FORMAT})\n"
+        f"{path}: is not a mirror that this version can use ({reason}; expected format {_FORMAT})\n"
         "set `mirror.folder` to an empty folder, or remove this folder"
     )
 

@@ -71,7 +71,7 @@ class Etcd:
         password: str | None = None,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        self._endpoints = [each.rstrip("/") for each in endpoints]
+        self._endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self._tls = tls
         self._user = user
         self._password = password
@@ -95,13 +95,13 @@ class Etcd:
     async def get(self, prefix: str) -> tuple[dict[str, Value], int]:
         """Read all keys with a prefix. Returns: the values by key; the present revision of etcd."""
         answer = await self._ask("kv/range", _range_of(prefix))
-        values = {_text(each["key"]): _value_of(each) for each in answer.get("kvs", ())}
+        values = {_text(pair["key"]): _value_of(pair) for pair in answer.get("kvs", ())}
         return values, _revision_of(answer)
 
     async def list_keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix."""
         answer = await self._ask("kv/range", _range_of(prefix) | {"keys_only": True})
-        return [_text(each["key"]) for each in answer.get("kvs", ())]
+        return [_text(pair["key"]) for pair in answer.get("kvs", ())]
 
     async def change(
         self,
@@ -167,7 +167,7 @@ class Etcd:
                         raise StartOverError
                     events = result.get("events")
                     if events:
-                        changes = [_change_of(each) for each in events]
+                        changes = [_change_of(event) for event in events]
                         from_revision = max(revision for _, _, revision in changes) + 1
                         yield changes
 
@@ -214,7 +214,7 @@ class Etcd:
 
     def _turn_away(self, endpoint: str) -> None:
         """Move an endpoint that does not respond to the end of the list."""
-        self._endpoints.sort(key=lambda each: each == endpoint)
+        self._endpoints.sort(key=lambda candidate: candidate == endpoint)
 
     def _note_away(self, trouble: str) -> EtcdAwayError:
         self.trouble = trouble
@@ -299,9 +299,9 @@ class Etcd:
             return ConfigError(
                 f"etcd: {endpoint}: {message}\nstart etcd with a higher --max-request-bytes"
             )
-        kind = _InvalidTokenError if self._token else ConfigError
+        error_class = _InvalidTokenError if self._token else ConfigError
         who = "without a user" if self._user is None else f"as user {self._user!r}"
-        return kind(
+        return error_class(
             f"etcd: {endpoint} refused a request {who}: {message}\n"
             "set `user` and `password_file` of `mirror.etcd` to a user who may read and write below its `prefix`"
         )

@@ -152,11 +152,11 @@ class EtcdMembers:
                         continue
                 news = asyncio.ensure_future(self.shared.wait_for_change(values))
                 done, _ = await asyncio.wait([news, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    each.result()
+                for task in done:
+                    task.result()
         finally:
-            for each in tasks:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
 
     def _update_latest(self, value: Value | None) -> None:
         """Replace the latest known view by the view in etcd if that has a higher number. Raises:

@@ -69,8 +69,8 @@ class Homes:
 
     def order_names(self, digest: str, piece: int, count: int) -> list[str]:
         """Return the names of the first `count` nodes in the order of a piece: see `order`."""
-        places = self.order(digest, np.array([piece]), count)[0]
-        return [self._names[place] for place in places.tolist()]
+        indices = self.order(digest, np.array([piece]), count)[0]
+        return [self._names[index] for index in indices.tolist()]
 
     def order(self, digest: str, pieces: Int64s | Uint32s, count: int) -> Int64s:
         """Return the nodes that are to hold each of the given pieces of a file.
@@ -106,11 +106,11 @@ class Homes:
 
         Returns: bool [n].
         """
-        place = self._names.index(node)
+        index = self._names.index(node)
         is_own = np.empty(len(pieces), np.bool_)
         for begin in range(0, len(pieces), _PIECES_AT_A_TIME):
             some = slice(begin, begin + _PIECES_AT_A_TIME)
-            is_own[some] = (self._order(ids[some], pieces[some], count) == place).any(axis=1)
+            is_own[some] = (self._order(ids[some], pieces[some], count) == index).any(axis=1)
         return is_own
 
     def _order(self, ids: Uint64s, pieces: Int64s | Uint32s, count: int) -> Int64s:
@@ -147,6 +147,6 @@ def _find_smallest(numbers: Uint64s, out: Int64s) -> None:
         return
     rows = np.arange(len(out))
     # For 1,000 nodes a minimum takes 0.2 us, a partition 8 us
-    for places in out.T:
-        np.bitwise_and(numbers.min(axis=1), _PLACE_BITS, out=places, casting="unsafe")
-        numbers[rows, places] = _TAKEN
+    for column in out.T:
+        np.bitwise_and(numbers.min(axis=1), _PLACE_BITS, out=column, casting="unsafe")
+        numbers[rows, column] = _TAKEN

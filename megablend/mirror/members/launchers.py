@@ -77,13 +77,13 @@ class Members(NamedTuple):
 def make_name(entry: str, port: int) -> str:
     """Make a node's name from an entry of a list. An entry without a port gets the default `port`.
     Raises: ConfigError if the entry is not valid."""
-    found = split_address(entry.strip())
-    if found is None:
+    address = split_address(entry.strip())
+    if address is None:
         raise ConfigError(
             f"nodes: found {entry.strip()!r}, expected host or host:port\n"
             "give the address at which other nodes reach the node, for example node1:7171 or [fd00::1]:7171"
         )
-    return f"{found.host.lower()}:{found.port or port}"
+    return f"{address.host.lower()}:{address.port or port}"
 
 
 def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:
@@ -107,9 +107,9 @@ def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, st
     names = [make_name(entry, port) for entry in entries]
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times != 1 or len(names) > MAX_NODES:
-        found = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
+        description = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
         raise ConfigError(
-            f"nodes: found {found} in {source}, expected 1 to {MAX_NODES} different nodes\n"
+            f"nodes: found {description} in {source}, expected 1 to {MAX_NODES} different nodes\n"
             "list each node once; two nodes on one machine need different ports"
         )
     return sorted(names)
@@ -144,11 +144,11 @@ def _expand(hosts: str) -> Iterator[str]:
     """Yield the machines in a list in Slurm's notation: `gpu[01-03,7],login` means gpu01, gpu02,
     gpu03, gpu7 and login. Raises: ConfigError if the list is not valid."""
     for group in _COMMA.split(hosts):
-        found = _BRACKETS.fullmatch(group)
-        if found is None:
+        match = _BRACKETS.fullmatch(group)
+        if match is None:
             yield group
             continue
-        head, ranges, tail = found.groups()
+        head, ranges, tail = match.groups()
         for part in ranges.split(","):
             limits = _RANGE.fullmatch(part)
             if limits is None or int(limits[1]) > int(limits[2] or limits[1]):
@@ -189,12 +189,12 @@ def find_self(
     machine = (environ.get("SLURMD_NODENAME") or socket.gethostname()).lower()
     aliases = {machine, machine.partition(".")[0]}
     mine = [name for name in names if name.endswith(f":{port}")]
-    found = [name for name in mine if name.rpartition(":")[0] in aliases]
-    found = found or [name for name in mine if _is_local(name)]
-    if len(found) == 1:
-        return found[0]
+    matching = [name for name in mine if name.rpartition(":")[0] in aliases]
+    matching = matching or [name for name in mine if _is_local(name)]
+    if len(matching) == 1:
+        return matching[0]
     raise ConfigError(
-        f"nodes: {'several' if found else 'none'} of {_few(found or names)} match this machine ({machine}, port "
+        f"nodes: {'several' if matching else 'none'} of {_few(matching or names)} match this machine ({machine}, port "
         f"{port})\n"
         "set `advertise` to this node's entry of `nodes`, or set `port` to the port of that entry"
     )
@@ -260,8 +260,8 @@ def _find_route(name: str) -> tuple[str, str]:
     host, _, port = name.rpartition(":")
     addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
     # The first address is the best one: addresses without a route are sorted last
-    kind, _, _, _, address = addresses[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+    family, _, _, _, address = addresses[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         # On a datagram socket this chooses a route, and sends nothing
         probe.connect(address)
         return str(address[0]), str(probe.getsockname()[0])

@@ -35,7 +35,7 @@ def propose(
         expected: the number of nodes that must have leases before the first view is made.
         keeps: whether all nodes of the latest view are kept, since leases may be unknown.
     """
-    latest = max((each for each in (current, known) if each is not None), default=None)
+    latest = max((view for view in (current, known) if view is not None), default=None)
     if latest is None:
         return View(1, tuple(sorted(live))) if len(live) >= expected else None
     names = tuple(sorted({*live, *(latest.names if keeps else ())})) or latest.names

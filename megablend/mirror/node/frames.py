@@ -259,7 +259,7 @@ def _read_rows(rows: Any) -> Pages:
 def pack_error(error: Exception) -> bytes:
     """Serialize an error, for `unpack_error` in another process."""
     # A subclass of another module is packed as its base in `errors`, if it has one
-    names = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
+    names = [base.__name__ for base in type(error).__mro__ if hasattr(errors, base.__name__)]
     name = names[0] if names else type(error).__name__
     fields: dict[str, Any] = {"class": name, "text": str(error)}
     if isinstance(error, DataError):
@@ -271,9 +271,9 @@ def unpack_error(data: bytes) -> Exception:
     """Parse the result of `pack_error`. Returns: the error; a RuntimeError if the packed error was
     not a MegablendError."""
     fields = parse_json(data)
-    kind = getattr(errors, fields["class"], None)
-    if not (isinstance(kind, type) and issubclass(kind, MegablendError)):
+    error_class = getattr(errors, fields["class"], None)
+    if not (isinstance(error_class, type) and issubclass(error_class, MegablendError)):
         return RuntimeError(f"node process: {fields['class']}: {fields['text']}")
-    if issubclass(kind, DataError):
-        return kind(fields["path"], fields["problem"], offset=fields["offset"])
-    return kind(fields["text"])
+    if issubclass(error_class, DataError):
+        return error_class(fields["path"], fields["problem"], offset=fields["offset"])
+    return error_class(fields["text"])

@@ -129,8 +129,8 @@ class LocalServer:
             with contextlib.suppress(ConnectionError):
                 writer.write(pack(Kind.FAILED, 0, pack_error(error)))
         finally:
-            for each in tasks:
-                each.cancel()
+            for running in tasks:
+                running.cancel()
             self.needs.set(name, [])
             self._readers.pop(name, None)
             self.num_clients -= 1

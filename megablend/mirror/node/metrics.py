@@ -82,19 +82,19 @@ def format_metrics(status: Mapping[str, Any]) -> str:
     for family in _FAMILIES:
         samples = list(_list_samples(family.labels, _find(numbers, family.path)))
         if samples:
-            kind = "counter" if family.name.endswith("_total") else "gauge"
+            metric_type = "counter" if family.name.endswith("_total") else "gauge"
             lines.append(f"# HELP megablend_{family.name} {family.about}")
-            lines.append(f"# TYPE megablend_{family.name} {kind}")
+            lines.append(f"# TYPE megablend_{family.name} {metric_type}")
         lines += [f"megablend_{family.name}{pairs} {number}" for pairs, number in samples]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _find(numbers: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path in nested mappings; None if there is none."""
-    found: Any = numbers
+    value: Any = numbers
     for key in path.split("."):
-        found = (found or {}).get(key)
-    return found
+        value = (value or {}).get(key)
+    return value
 
 
 def _list_samples(

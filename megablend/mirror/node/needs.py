@@ -114,7 +114,7 @@ class Needs:
 
 
 def _join(needs: Mapping[str, Sequence[Need]]) -> list[Need]:
-    return [need for each in needs.values() for need in each]
+    return [need for own_needs in needs.values() for need in own_needs]
 
 
 def _replace(needs: dict[str, Sequence[Need]], name: str, new: Sequence[Need]) -> None:

@@ -151,11 +151,11 @@ class SourceReader:
         """Open a view of the storage for `_open`. Raises: ChangedFileError if the source has
         another version of the file now."""
         view = self._storage.for_reading()
-        found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
-        if found != key:
+        current = make_key(key.location, await self._call(lambda: view.stat(key.location)))
+        if current != key:
             raise ChangedFileError(
                 key.location,
-                f"was replaced (found {found.size} bytes, etag {found.etag}; expected {key.size} bytes, "
+                f"was replaced (found {current.size} bytes, etag {current.etag}; expected {key.size} bytes, "
                 f"etag {key.etag}); {CHANGED_REMEDY}",
             )
         return view

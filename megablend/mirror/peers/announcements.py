@@ -67,9 +67,9 @@ class Announcements:
                 return self._held_at_start.pop(name) + self.take(name)
             else:
                 names = [name]
-            for each in names:
+            for node in names:
                 # Pages that were to be announced are held, so the search finds them
-                self.take(each)
+                self.take(node)
             held = await self._engine.call(self._find_held, names)
             self._held_at_start = self._held_at_start or held
             return held.pop(name)

@@ -66,8 +66,8 @@ class Copies:
         try:
             await asyncio.gather(*tasks)
         finally:  # if one task fails, the others continue
-            for each in tasks:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _retry_regularly(self) -> None:
         while True:

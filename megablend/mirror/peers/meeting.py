@@ -202,7 +202,7 @@ class Joining:
         if torchrun is None or not self.is_first(peer):
             return []
         joining = {"rank": torchrun.rank, "size": torchrun.size, "name": self.members.own}
-        return [str(each) for each in await peer.call("/v1/join", joining)]
+        return [str(member) for member in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
         """Record the name of a machine that joins, and respond with the list of nodes once it is

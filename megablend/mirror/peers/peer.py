@@ -281,8 +281,8 @@ class Peer:
     def _read_error(self, status: int, data: bytes) -> MegablendError | AwayError:
         """Convert a response whose status is not 200 to an error."""
         if status in (VIEW_STATUS, AWAY_STATUS):
-            kind = OtherViewError if status == VIEW_STATUS else AwayError
-            return kind(data.decode(errors="replace"))
+            error_class = OtherViewError if status == VIEW_STATUS else AwayError
+            return error_class(data.decode(errors="replace"))
         if status == ERROR_STATUS:
             with contextlib.suppress(ValueError, TypeError, LookupError):
                 error = unpack_error(data)

@@ -151,9 +151,9 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _matches(found: str | None, expected: str) -> bool:
+def _matches(received: str | None, expected: str) -> bool:
     """Compare a signature or a digest with the expected one, in constant time."""
-    return hmac.compare_digest((found or "").encode("utf-8", "replace"), expected.encode())
+    return hmac.compare_digest((received or "").encode("utf-8", "replace"), expected.encode())
 
 
 class _Signatures:

@@ -132,8 +132,8 @@ class MirrorStorage(WrapperStorage):
 
     def find(self, pattern: str) -> Found:
         """See Storage.find. The source is listed, not the mirror."""
-        found = self.inner.find(pattern)
-        paths = [match.path for match in found.files if self._options.covers(match.path)]
+        listing = self.inner.find(pattern)
+        paths = [match.path for match in listing.files if self._options.covers(match.path)]
         for path in paths:
             self._opened.pop(path, None)
             self._pin(path, self.inner.stat(path))
@@ -144,7 +144,7 @@ class MirrorStorage(WrapperStorage):
                 self.connection.report_states(states)
             except NodeLostError as error:
                 self.warn(error)
-        return found
+        return listing
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat."""

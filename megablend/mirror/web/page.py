@@ -29,8 +29,8 @@ def format_page(status: Mapping[str, Any], datasets: Mapping[str, Any] | None) -
     """
     cluster = status["cluster"]
     name = escape(cluster["own"] if cluster else status["folder"])
-    kind = "a service" if status["service"] else "started by a job"
-    about = f"megablend {status['version']}, process {status['pid']}, {kind}, since {_time(status['started'])}"
+    start = "a service" if status["service"] else "started by a job"
+    about = f"megablend {status['version']}, process {status['pid']}, {start}, since {_time(status['started'])}"
     parts = [_HEAD, f"<title>megablend: {name}</title><h1>{name}</h1><p>{about}"]
     facts = _list_facts(status)
     if cluster:
@@ -124,8 +124,8 @@ def _table(rows: Iterable[str]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _row(cells: Iterable[str], kind: str = "td") -> str:
-    return f"<tr>{''.join(f'<{kind}>{cell}' for cell in cells)}\n"
+def _row(cells: Iterable[str], tag: str = "td") -> str:
+    return f"<tr>{''.join(f'<{tag}>{cell}' for cell in cells)}\n"
 
 
 def _gb(size: int) -> str:

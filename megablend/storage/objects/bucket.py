@@ -79,15 +79,15 @@ async def read_ends(
         asyncio.ensure_future(_read_tail(client, path, key, version, tail_bytes)),
     )
     try:
-        (found, head), tail = await asyncio.gather(*tasks)
+        (current, head), tail = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
     if tail is None:
-        return found, HeadAndTail(found.size, head, b"")
+        return current, HeadAndTail(current.size, head, b"")
     # The object may have been replaced between the two requests
-    is_same = found.find_difference(tail.version) is None
-    return found, HeadAndTail(found.size, head, tail.join() if is_same else b"")
+    is_same = current.find_difference(tail.version) is None
+    return current, HeadAndTail(current.size, head, tail.join() if is_same else b"")
 
 
 async def _read_begin(
@@ -226,5 +226,5 @@ def unwrap(location: str, found: T | Failure, *, is_list: bool = False) -> T:
     if found.kind is Kind.MISSING:
         raise MissingFileError(location, "no such object")
     doing = "listed" if is_list else "read"
-    kind = UnsupportedFileError if found.kind is Kind.BAD_KEY else RefusedFileError
-    raise kind(location, f"cannot be {doing}: {found.cause}; {found.remedy}")
+    error_class = UnsupportedFileError if found.kind is Kind.BAD_KEY else RefusedFileError
+    raise error_class(location, f"cannot be {doing}: {found.cause}; {found.remedy}")

@@ -107,14 +107,14 @@ class BucketClient:
             `stop`; DataError.
         """
         wanted = RangeRequest(key, start, stop, version, into=into)
-        found = await self._attempt(wanted)
-        if isinstance(found, Failure):
-            found = await self.policy.retry(location, lambda: self._attempt(wanted), found)
-            if isinstance(found, Failure):
-                raise _error_of(location, found, version, start, stop)
+        outcome = await self._attempt(wanted)
+        if isinstance(outcome, Failure):
+            outcome = await self.policy.retry(location, lambda: self._attempt(wanted), outcome)
+            if isinstance(outcome, Failure):
+                raise _error_of(location, outcome, version, start, stop)
         else:
             self.policy.note_success()
-        return found
+        return outcome
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
         """Return the last `size` bytes of an object of unknown size, or all bytes of a smaller
@@ -122,11 +122,11 @@ class BucketClient:
         After several consecutive refusals, it is not even sent."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
-        found = await self._attempt(RangeRequest(key, -size, 0, None))
-        if not isinstance(found, Failure):
+        outcome = await self._attempt(RangeRequest(key, -size, 0, None))
+        if not isinstance(outcome, Failure):
             self._tail_refusals = 0
-            return found
-        if found.kind not in (Kind.MISSING, Kind.EMPTY):
+            return outcome
+        if outcome.kind not in (Kind.MISSING, Kind.EMPTY):
             self._tail_refusals += 1
         return None
 
@@ -136,10 +136,10 @@ class BucketClient:
         responses_before = self.timing.num_responses
         request = self._start(wanted, self._hedge_after(wanted.size))
         try:
-            found = await self._receive(request)
-            if isinstance(found, Failure) and request.hedge is not None:
+            outcome = await self._receive(request)
+            if isinstance(outcome, Failure) and request.hedge is not None:
                 return cast("RangeResponse | Failure", await request.hedge)
-            return found
+            return outcome
         finally:
             if request.hedge is not None:
                 request.hedge.cancel()
@@ -197,13 +197,13 @@ class BucketClient:
     def _explain_stall(self, request: Request) -> Failure:
         """Return the failure of a request that has stalled."""
         if self.timing.num_responses > request.num_responses:
-            kind = Kind.AGAIN  # others got responses meanwhile
+            failure_kind = Kind.AGAIN  # others got responses meanwhile
         elif self.timing.num_responses:
-            kind = Kind.BUSY
+            failure_kind = Kind.BUSY
         else:
-            kind = Kind.CONNECT
+            failure_kind = Kind.CONNECT
         silence = asyncio.get_running_loop().time() - request.last_byte_at
-        return Failure(kind, f"no response for {silence:.0f} s", "")
+        return Failure(failure_kind, f"no response for {silence:.0f} s", "")
 
     async def _exchange(self, request: Request) -> RangeResponse | Failure:
         """Send a request over a socket if that is possible, or else through obstore's client."""
@@ -214,9 +214,9 @@ class BucketClient:
         version = wanted.version
         if wanted.into is None or version is None or not version.etag:
             return await self._ask_client(request)
-        found = await sockets.read(request, self._ask_client)
-        if found is not None:
-            return found
+        outcome = await sockets.read(request, self._ask_client)
+        if outcome is not None:
+            return outcome
         self._note(request, wanted.size)
         return RangeResponse([], version)
 
@@ -245,27 +245,27 @@ class BucketClient:
         )
         result = await request.waits_for
         request.first_byte_at = request.last_byte_at = loop.time()
-        found = version_of_response(result.meta, version, versions=self.options.versions)
-        difference = None if version is None else version.find_difference(found)
+        received = version_of_response(result.meta, version, versions=self.options.versions)
+        difference = None if version is None else version.find_difference(received)
         if difference is not None:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
         if start < 0:
-            start = max(0, found.size + start)
-            stop = found.size
+            start = max(0, received.size + start)
+            stop = received.size
         parts = await _take_body(request, result)
-        if not found.etag and not self._warned_of_etags:
+        if not received.etag and not self._warned_of_etags:
             self._warn_of_etags()
         if begin != start or sum(map(len, parts)) != end - begin:
             return explain_encoding(result) or Failure(
                 Kind.AGAIN, "the response had the wrong length", ""
             )
-        if end != stop and end != found.size:
+        if end != stop and end != received.size:
             return Failure(Kind.AGAIN, "the response ended early", "")
         # `wanted.size` was counted when it was sent; the object may be shorter
         self.counts.bytes += end - begin - wanted.size
         self._note(request, stop - start)
-        return RangeResponse(parts, found)
+        return RangeResponse(parts, received)
 
     def _warn_of_etags(self) -> None:
         self._warned_of_etags = True
@@ -315,9 +315,9 @@ def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure])
     """Store the response to a completed hedge, and stop waiting for the late request."""
     if second.cancelled():
         return
-    found = second.result()
-    if isinstance(found, RangeResponse):
-        request.hedge_response = found
+    outcome = second.result()
+    if isinstance(outcome, RangeResponse):
+        request.hedge_response = outcome
         request.interrupt()
 
 
@@ -330,9 +330,9 @@ def _error_of(
             return MissingFileError(location, "no such object")
         return MissingFileError(location, f"was deleted while it was in use; {CHANGED_REMEDY}")
     if failure.kind is Kind.CHANGED:
-        found = "" if failure.cause == "was replaced" else f" ({failure.cause})"
+        cause = "" if failure.cause == "was replaced" else f" ({failure.cause})"
         return ChangedFileError(
-            location, f"was replaced while it was in use{found}; {CHANGED_REMEDY}"
+            location, f"was replaced while it was in use{cause}; {CHANGED_REMEDY}"
         )
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
@@ -341,9 +341,9 @@ def _error_of(
             "restore the object",
             offset=start,
         )
-    kind = (
+    error_class = (
         UnsupportedFileError
         if failure.kind in (Kind.NO_RANGES, Kind.UNUSABLE)
         else RefusedFileError
     )
-    return kind(location, f"cannot be read: {failure.cause}; {failure.remedy}")
+    return error_class(location, f"cannot be read: {failure.cause}; {failure.remedy}")

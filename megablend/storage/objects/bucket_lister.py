@@ -68,7 +68,7 @@ class BucketLister:
         exact = find_location(objects, f"{address.root}/{address.key}")
         if exact is not None:
             return [], exact
-        return [f"{address.root}/{each}" for each in folders], objects
+        return [f"{address.root}/{folder}" for folder in folders], objects
 
     async def has_folder(self, path: str, address: Address) -> bool:
         """Return whether there are objects in a folder, given its location. Raises: DataError."""
@@ -111,7 +111,7 @@ class BucketLister:
             self._client.counts.add_listing(len(folders) + len(objects), num_letters)
             if folders or len(objects):
                 break
-        markers = {f"{address.root}/{each}" for each in (folder, *folders)}
+        markers = {f"{address.root}/{name}" for name in (folder, *folders)}
         return folders, _leave_out(objects, markers)
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> ObjectTable:
@@ -158,7 +158,7 @@ class BucketLister:
         unclear = list_texts(objects.filter(objects["size"].to_numpy() == 0)["location"])
         for parent in sorted({path[len(root) :].rpartition("/")[0] for path in unclear}):
             listed, _ = await self._list_folder(pattern, address, parent, is_there=True)
-            folders.update(root + each for each in listed)
+            folders.update(root + subfolder for subfolder in listed)
         return _leave_out(objects, folders)
 
 

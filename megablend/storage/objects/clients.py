@@ -154,8 +154,10 @@ def count_requests() -> RequestCount:
     """Return the number of requests that this process has sent so far, and the number of bytes that
     they asked for."""
     with _stores.lock:
-        counts = [each.counts for each in _clients.values()]
-    return RequestCount(sum(each.requests for each in counts), sum(each.bytes for each in counts))
+        counts = [client.counts for client in _clients.values()]
+    return RequestCount(
+        sum(count.requests for count in counts), sum(count.bytes for count in counts)
+    )
 
 
 def forget_clients() -> None:

@@ -289,10 +289,10 @@ def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
     Args:
         is_write: whether the request writes or removes an object.
     """
-    found = _read_failure(error)
+    failure = _read_failure(error)
     if not is_write:
-        return found
-    return _BROKEN_WRITE if found == _BROKEN else _WRITE_FAILURES.get(found.kind, found)
+        return failure
+    return _BROKEN_WRITE if failure == _BROKEN else _WRITE_FAILURES.get(failure.kind, failure)
 
 
 def _read_failure(error: BaseException) -> Failure:
@@ -300,8 +300,8 @@ def _read_failure(error: BaseException) -> Failure:
     name = type(error).__name__
     profile = _PROFILE.search(text)
     if profile is not None:
-        kind = Kind.EXPIRED if "aws sso login" in profile[2] else Kind.CONNECT
-        return Failure(kind, profile[1], profile[2])
+        failure_kind = Kind.EXPIRED if "aws sso login" in profile[2] else Kind.CONNECT
+        return Failure(failure_kind, profile[1], profile[2])
     if _METADATA.search(text):  # any response from a cloud's own address for credentials
         return _NO_CREDENTIALS
     deletion = _DELETION.search(text)
@@ -314,11 +314,11 @@ def _read_failure(error: BaseException) -> Failure:
                 f"the URL's signature expired at {expiry:%Y-%m-%d %H:%M:%S} UTC",
                 "sign it again, and set the new URL or token",
             )
-    found = deletion or _CODE.search(text)
-    code = found[1] if found else ""
+    match = deletion or _CODE.search(text)
+    code = match[1] if match else ""
     if code in _CODES:
-        kind, cause, remedy = _CODES[code]
-        return Failure(kind, f"{cause} ({code})", remedy)
+        failure_kind, cause, remedy = _CODES[code]
+        return Failure(failure_kind, f"{cause} ({code})", remedy)
     if deletion is not None and code.isdigit():  # on Azure
         return _of_status(code, "", text)
     if deletion is not None:
@@ -366,10 +366,10 @@ def _read_failure(error: BaseException) -> Failure:
 def find_bad_key(error: BaseException) -> str | None:
     """Return the key that made a LIST request fail because the client cannot represent the key;
     None if the request failed for another reason."""
-    found = re.search(
+    match = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )
-    return (found[1] or found[2]) if found else None
+    return (match[1] or match[2]) if match else None
 
 
 def _find_expiry(text: str) -> datetime | None:

@@ -74,14 +74,14 @@ class _HelperStorage(WrapperStorage):
 
     def find(self, pattern: str) -> Found:
         """See Storage.find. The versions that are found replace earlier ones."""
-        found, known = get_helper().call(self.inner, {}, "find", pattern).result()
+        listing, known = get_helper().call(self.inner, {}, "find", pattern).result()
         self._keep(known, replaces=True)
-        result: Found = found
+        result: Found = listing
         return result
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob."""
-        return [each.path for each in self.find(pattern).files]
+        return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
         """See Storage.is_folder."""
@@ -118,22 +118,22 @@ class _HelperStorage(WrapperStorage):
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch."""
-        found = Future[tuple[Bytes, Int64s]]()
+        future = Future[tuple[Bytes, Int64s]]()
 
         def copy(done: Future[Any]) -> None:
-            if not found.set_running_or_notify_cancel():
+            if not future.set_running_or_notify_cancel():
                 return
             try:
                 (data, begins), known = done.result()
                 self._keep(known)
                 out = allocate(len(data))
                 out[:] = data
-                found.set_result((out, begins))
+                future.set_result((out, begins))
             except BaseException as error:  # raised where the bytes are awaited
-                found.set_exception(error)
+                future.set_exception(error)
 
         self._start("read_ranges", path, offsets, sizes, allocate_bytes).add_done_callback(copy)
-        return found
+        return future
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor."""
@@ -141,9 +141,9 @@ class _HelperStorage(WrapperStorage):
 
     def _call(self, method: str, path: str, *arguments: Any) -> Any:
         """Call a method of `inner` in the helper, and keep the versions that it has read."""
-        found, known = self._start(method, path, *arguments).result()
+        result, known = self._start(method, path, *arguments).result()
         self._keep(known)
-        return found
+        return result
 
     def _start(self, method: str, path: str, *arguments: Any) -> Future[Any]:
         """Start a call in the helper, and return its future."""

@@ -66,18 +66,18 @@ class Helper:
             the error that the method raises, or with DataError if the process has exited.
         """
         number = next(self._numbers)
-        found = Future[Any]()
+        outcome = Future[Any]()
         with carrying_queries():
             pickled = pickle.dumps(storage)
         with self._lock:
-            self._pending[number] = (arguments[0], found)
+            self._pending[number] = (arguments[0], outcome)
             try:
                 self._connection.send_bytes(
                     pickle.dumps((number, pickled, known, method, arguments))
                 )
             except OSError:
                 self._pending.pop(number)[1].set_exception(self._ended(arguments[0]))
-        return found
+        return outcome
 
     def close(self) -> None:
         """Stop the process. Calls in flight fail."""
@@ -96,17 +96,17 @@ class Helper:
         try:
             while True:
                 number, is_error, result = pickle.loads(self._connection.recv_bytes())
-                found = self._pending.pop(number)[1]
+                outcome = self._pending.pop(number)[1]
                 if is_error:
-                    found.set_exception(result)
+                    outcome.set_exception(result)
                 else:
-                    found.set_result(result)
+                    outcome.set_result(result)
         except (EOFError, OSError):
             with self._lock:
                 pending = list(self._pending.values())
                 self._pending.clear()
-            for path, found in pending:
-                found.set_exception(self._ended(path))
+            for path, outcome in pending:
+                outcome.set_exception(self._ended(path))
 
     @staticmethod
     def _ended(path: str) -> DataError:
@@ -158,8 +158,8 @@ def serve(descriptor: str) -> None:
         try:
             storage = pickle.loads(pickled)
             storage.add_known_files(known)
-            found = getattr(storage, method)(*arguments), storage.known_files()
-            result = pickle.dumps((number, False, found), protocol=5)
+            outcome = getattr(storage, method)(*arguments), storage.known_files()
+            result = pickle.dumps((number, False, outcome), protocol=5)
         except Exception as error:  # any error is raised in the calling process
             result = pickle.dumps((number, True, error))
         with lock:

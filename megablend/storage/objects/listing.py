@@ -78,10 +78,10 @@ async def _search(
         await list_all(folder)
         return []
     listed = await list_folder(folder)
-    matching = [each for each in listed if matches_pattern(each.rpartition("/")[2], parts[0])]
+    matching = [name for name in listed if matches_pattern(name.rpartition("/")[2], parts[0])]
     if len(parts) == 1:
         return matching
-    found = await asyncio.gather(
-        *(_search(each, parts[1:], list_folder, list_all) for each in matching)
+    listings = await asyncio.gather(
+        *(_search(name, parts[1:], list_folder, list_all) for name in matching)
     )
-    return [key for keys in found for key in keys]
+    return [key for keys in listings for key in keys]

@@ -77,7 +77,7 @@ def list_versions(objects: ObjectTable) -> list[ObjectVersion]:
         list_texts(objects["etag"]),
         objects["modified"].to_pylist(),
     )
-    return [ObjectVersion(*each) for each in zip(*columns, strict=True)]
+    return [ObjectVersion(*values) for values in zip(*columns, strict=True)]
 
 
 def list_matching(objects: ObjectTable) -> FileTable:

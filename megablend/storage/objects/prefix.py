@@ -133,7 +133,7 @@ class ObjectPrefix:
                 key, lambda store: _put(store, self._key(key), data, size), size, is_write=True
             )
 
-        etags = self._map(lambda each: write(*each), list(objects.items()))
+        etags = self._map(lambda pair: write(*pair), list(objects.items()))
         return dict(zip(objects, etags, strict=True))
 
     def create(self, key: str, data: bytes) -> bool:
@@ -148,10 +148,10 @@ class ObjectPrefix:
         """Try to create the same object by several simultaneous requests. Returns: the number of
         requests that wrote it."""
 
-        async def create(each: bytes) -> bool:
-            size = len(each)
+        async def create(content: bytes) -> bool:
+            size = len(content)
             return await self._retry(
-                key, lambda store: _create(store, self._key(key), each), size, is_write=True
+                key, lambda store: _create(store, self._key(key), content), size, is_write=True
             )
 
         return sum(self._map(create, data))
@@ -171,9 +171,9 @@ class ObjectPrefix:
         skip = len(self._address.key) + 1
         listed = loop.run(self._retry(folder, attempt))
         # The client strips the trailing slash from objects that stand for folders.
-        folders = {below, *(each["path"].rpartition("/")[0] for each in listed)}
-        found = [each for each in listed if each["size"] or each["path"] not in folders]
-        return sorted(_make_entry(each["path"][skip:], each) for each in found)
+        folders = {below, *(record["path"].rpartition("/")[0] for record in listed)}
+        records = [record for record in listed if record["size"] or record["path"] not in folders]
+        return sorted(_make_entry(record["path"][skip:], record) for record in records)
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects. Objects that do not exist are ignored."""
@@ -210,24 +210,24 @@ class ObjectPrefix:
     ) -> T:
         """Send a request until it succeeds or is refused."""
         client = self._client()
-        place = f"{self.location}/{key}" if key else self.location
+        location = f"{self.location}/{key}" if key else self.location
         seconds = _PUT_SECONDS + client.options.read_timeout + size / _MIN_BYTES_PER_SECOND
 
         def attempt() -> Awaitable[T | Failure]:
             return attempt_within(seconds, lambda: request(client.store), is_write=is_write)
 
         try:
-            found = await asyncio.wait_for(client.policy.retry(place, attempt), self._seconds)
+            outcome = await asyncio.wait_for(client.policy.retry(location, attempt), self._seconds)
         except asyncio.TimeoutError:
-            raise NoResponseError(f"{place}: no response for {self._seconds} s") from None
+            raise NoResponseError(f"{location}: no response for {self._seconds} s") from None
         except DataError as error:
             raise NoResponseError(
-                f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}"
+                f"{location}: cannot access the cache: {error.problem.partition(': ')[2]}"
             ) from None
-        if isinstance(found, Failure):
-            remedy = _WRITE_ACCESS if found.remedy == READ_ACCESS else found.remedy
-            raise CacheError(f"{place}: cannot access the cache: {found.cause}; {remedy}")
-        return found
+        if isinstance(outcome, Failure):
+            remedy = _WRITE_ACCESS if outcome.remedy == READ_ACCESS else outcome.remedy
+            raise CacheError(f"{location}: cannot access the cache: {outcome.cause}; {remedy}")
+        return outcome
 
     def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
         """Call a coroutine function for each item, with at most _MAX_REQUESTS calls at a time.

@@ -107,33 +107,33 @@ class RetryPolicy:
         Raises: DataError if the request has been failing for `give_up_after` seconds.
         """
         now = asyncio.get_running_loop().time
-        found: T | Failure
+        outcome: T | Failure
         if first is None:
             await self._limiter.pay()
-            found = await attempt()
+            outcome = await attempt()
         else:
-            found = first
-        if not isinstance(found, Failure):
+            outcome = first
+        if not isinstance(outcome, Failure):
             self.note_success()
-            return found
+            return outcome
         self._failing += 1
         try:
             attempts = 1
             failed_at = now()
-            while isinstance(found, Failure):
-                self._check_time(location, found, attempts, now() - failed_at)
-                self._note_failure(found, now())
-                if _is_final(found, attempts):
-                    return found
-                await self._pause(found, attempts, now())
+            while isinstance(outcome, Failure):
+                self._check_time(location, outcome, attempts, now() - failed_at)
+                self._note_failure(outcome, now())
+                if _is_final(outcome, attempts):
+                    return outcome
+                await self._pause(outcome, attempts, now())
                 if first is None:
                     await self._limiter.pay()
-                found = await attempt()
+                outcome = await attempt()
                 attempts += 1
         finally:
             self._failing -= 1
         self.note_success()
-        return found
+        return outcome
 
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
         """Wait before the next attempt. The wait gets longer after each attempt, and is random, so

@@ -89,12 +89,12 @@ class SocketReader:
         try:
             failure = await self._read(request)
         except (UnexpectedResponseError, OSError):
-            found = await ask_client(request)
+            outcome = await ask_client(request)
             # Counted once, although many requests with the same URLs may be in flight
-            if not isinstance(found, Failure) and generation == self._generation:
+            if not isinstance(outcome, Failure) and generation == self._generation:
                 self._generation += 1
                 self._unexpected += 1
-            return found
+            return outcome
         if failure is None:
             self._unexpected = 0
         return failure
@@ -145,10 +145,10 @@ class SocketReader:
         loop = asyncio.get_running_loop()
         key = request.wanted.key
         period = int(loop.time() // (SIGNED_SECONDS / 3))
-        found = self._targets.get(
+        task = self._targets.get(
             (key, period, self._generation), lambda: loop.create_task(self._make_target(key))
         )
-        request.waits_for = waiting = asyncio.shield(found)  # other requests also wait for it
+        request.waits_for = waiting = asyncio.shield(task)  # other requests also wait for it
         try:
             return await waiting
         except Exception as error:  # raised by the client, which is asked again

@@ -263,8 +263,8 @@ class ObjectStorage:
             self._known.keep(path, version or await bucket.stat(client, path, key))
             return
         tail_bytes = 0 if self._checking else self._known.tail_bytes
-        found, ends = await bucket.read_ends(client, path, key, version, tail_bytes)
-        self._known.keep(path, found, ends)
+        current, ends = await bucket.read_ends(client, path, key, version, tail_bytes)
+        self._known.keep(path, current, ends)
 
     def _find_one(self, path: str, address: Address) -> Found:
         """Find the object at a location without wildcards."""

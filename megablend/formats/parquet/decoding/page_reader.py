@@ -54,8 +54,8 @@ def select_blocks(blocks: Array) -> tuple[Array, Int64s]:
     # Most requests are in the order of the file already
     if (offsets[1:] > offsets[:-1]).all():
         return blocks, np.arange(len(blocks))
-    firsts, places = _in_file_order(offsets)
-    return blocks[firsts], places
+    firsts, positions = _in_file_order(offsets)
+    return blocks[firsts], positions
 
 
 def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
@@ -73,9 +73,9 @@ def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
     ascending = offsets[order]
     is_new = np.ones(len(order), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=is_new[1:])
-    places = np.empty(len(order), np.int64)
-    places[order] = np.cumsum(is_new) - 1
-    return order[is_new], places
+    positions = np.empty(len(order), np.int64)
+    positions[order] = np.cumsum(is_new) - 1
+    return order[is_new], positions
 
 
 class ParquetReader:
@@ -125,10 +125,10 @@ class ParquetReader:
         """See `BlockReader.decode`. Raises: CorruptFileError, UnsupportedFileError."""
         if not len(blocks):
             return DecodedBlocks.of([])
-        pages, places = select_blocks(blocks)
+        pages, positions = select_blocks(blocks)
         read = FileRead(self, pages, chunks, fetched=list(fetched))
         decoded = self._decode_pages([read], pieces=pieces)
-        return decoded if pages is blocks else decoded.taken(places)
+        return decoded if pages is blocks else decoded.taken(positions)
 
     @property
     def alike(self) -> Hashable:
@@ -207,15 +207,15 @@ class ParquetReader:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
         has_data = is_data(headers)
-        found = headers["encoding"]
+        encodings = headers["encoding"]
         expected = blocks["encoding"]
-        differs = found != expected
+        differs = encodings != expected
         if differs.any():
-            by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
+            by_dictionary = is_by_dictionary(encodings) & is_by_dictionary(expected)
             for i in (has_data & differs & ~by_dictionary).nonzero()[0]:
                 with self._source.error_context(int(headers["offset"][i]), "the page"):
                     raise MalformedError(
-                        f"its values have encoding {name_of(Encoding, int(found[i]))}, but the index records "
+                        f"its values have encoding {name_of(Encoding, int(encodings[i]))}, but the index records "
                         f"{name_of(Encoding, int(expected[i]))}"
                     )
         body_bytes = blocks["stored_bytes"] - headers["header_bytes"]

@@ -87,10 +87,10 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     if len(unindexed):
         parts.append((unindexed, _count_unindexed(search, chunks[unindexed])))
     joined = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
-    found = without_empty(joined)
+    non_empty = without_empty(joined)
     with search.error_context(chunks):
-        _check_sums(found, chunks, search.column)
-    return found
+        _check_sums(non_empty, chunks, search.column)
+    return non_empty
 
 
 def _count_unindexed(search: PageScanContext, chunks: Chunks) -> ChunkPages:
@@ -125,11 +125,11 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
     )
 
 
-def _check_sums(found: ChunkPages, chunks: Chunks, column: Column) -> None:
+def _check_sums(located: ChunkPages, chunks: Chunks, column: Column) -> None:
     """Compare the pages of each chunk, each with rows or tokens, with the metadata of chunks and
     row groups. Raises: MalformedError."""
-    pages = found.pages
-    first_page = found.first_page
+    pages = located.pages
+    first_page = located.first_page
     is_first = np.zeros(len(pages) + 1, np.bool_)
     is_first[first_page] = True
     refuse_pages(

@@ -73,19 +73,19 @@ def index_file(
         documents=read.count_documents,
         in_flight=source.limits.max_reads if is_threaded else 1,
     )
-    found = find_pages(search, chunks)
-    blocks, first_tokens = blocks_of(found.pages, found.first_page)
+    located = find_pages(search, chunks)
+    blocks, first_tokens = blocks_of(located.pages, located.first_page)
     return FileIndex(
         rows=int(chunks["num_rows"].sum()),
         tokens=int(first_tokens[-1]),
         token_dtype=column.dtype,
-        chunks=_chunk_table(chunks, found, first_tokens, first_rows),
+        chunks=_chunk_table(chunks, located, first_tokens, first_rows),
         blocks=blocks,
         structure=footer.digest,
         meta=column.to_meta(),
-        scanned_bytes=found.scanned_bytes,
+        scanned_bytes=located.scanned_bytes,
         column=column.name,
-        note=found.note,
+        note=located.note,
         token_range=find_value_range(chunks, column),
     )
 
@@ -144,13 +144,13 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
 
 
 def _chunk_table(
-    chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s
+    chunks: Chunks, located: ChunkPages, first_tokens: Int64s, first_rows: Int64s
 ) -> Array:
     """Make the chunk table that the index stores: CHUNK_DTYPE of `formats.base` [num_chunks]."""
     table = np.zeros(len(chunks), CHUNK_DTYPE)
     table["row_group"] = chunks["row_group"]
     table["codec"] = chunks["codec"]
-    table["dictionary_offset"], table["dictionary_bytes"] = found.dictionaries.T
+    table["dictionary_offset"], table["dictionary_bytes"] = located.dictionaries.T
     table["first_row"] = first_rows[chunks["row_group"]]
     table["first_token"] = first_tokens[:-1]
     return table

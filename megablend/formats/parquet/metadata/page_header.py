@@ -26,23 +26,23 @@ def parse_page_header(data: bytes | memoryview) -> np.void:
     MalformedError; TruncatedError if `data` is too short."""
     page, end = read_struct(data)
     header: np.void = np.zeros(1, HEADER_DTYPE)[0]
-    header["type"] = kind = page.integer(1, "page type")
+    header["type"] = page_type = page.integer(1, "page type")
     header["def_encoding"] = header["rep_encoding"] = RLE
     header["is_compressed"] = True
-    if kind == PageType.DATA:
+    if page_type == PageType.DATA:
         v1 = page.struct(5, "data_page_header")
         header["num_values"] = v1.count(1, "num_values")
         header["encoding"] = v1.integer(2, "encoding")
         header["def_encoding"] = v1.integer(3, "definition_level_encoding")
         header["rep_encoding"] = v1.integer(4, "repetition_level_encoding")
-    elif kind == PageType.DATA_V2:
+    elif page_type == PageType.DATA_V2:
         v2 = page.struct(8, "data_page_header_v2")
         header["num_values"] = v2.count(1, "num_values")
         header["encoding"] = v2.integer(4, "encoding")
         header["def_bytes"] = v2.count(5, "definition_levels_byte_length", 0)
         header["rep_bytes"] = v2.count(6, "repetition_levels_byte_length", 0)
         header["is_compressed"] = v2.boolean(7, "is_compressed", True)
-    elif kind == PageType.DICTIONARY:
+    elif page_type == PageType.DICTIONARY:
         dictionary = page.struct(7, "dictionary_page_header")
         header["num_values"] = dictionary.count(1, "num_values")
         header["encoding"] = dictionary.integer(2, "encoding")

@@ -187,10 +187,10 @@ def find_column(
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
     lists = {column.name for column in columns if column.max_rep}
     chosen = choose_column(path, name, problems, lists, numbers=numbers)
-    found = [column for column in columns if column.name == chosen]
-    if len(found) > 1:
-        raise ConfigError(f"{path}: {len(found)} columns are named {chosen!r}; rename one")
-    return found[0], len(columns)
+    matching = [column for column in columns if column.name == chosen]
+    if len(matching) > 1:
+        raise ConfigError(f"{path}: {len(matching)} columns are named {chosen!r}; rename one")
+    return matching[0], len(columns)
 
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
@@ -248,7 +248,7 @@ def _child(parent: _Group, element: Struct) -> _Group:
 def _column(node: _Group, element: Struct, ordinal: int) -> Column:
     """Make the Column of a node that is a leaf. Raises: MalformedError."""
     physical = element.integer(1, "type of a column")
-    dtype, kind = _dtype(physical, element)
+    dtype, type_name = _dtype(physical, element)
     return Column(
         name=".".join(node.names),
         path=node.path,
@@ -259,30 +259,30 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
         max_rep=node.max_rep,
         slot_def=node.slot_def,
         nesting=node.nesting or (LIST_OF_LISTS if node.max_rep > 1 else ""),
-        kind=kind,
+        kind=type_name,
     )
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
     """Return the numpy name of the dtype of a column's values ("" if they are not supported
     numbers), and the name of their type for messages."""
-    kind = name_of(Physical, physical)
+    type_name = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
         if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):
-            kind = FLOAT16
-        return OTHER_DTYPES.get(physical, ""), kind
+            type_name = FLOAT16
+        return OTHER_DTYPES.get(physical, ""), type_name
     plain = "int32" if physical == Physical.INT32 else "int64"
     if 10 in element:
         logical = element.struct(10, "logicalType")
         if LOGICAL_INTEGER not in logical:
-            return "", f"{kind} with a logical type"
+            return "", f"{type_name} with a logical type"
         integer = logical.struct(LOGICAL_INTEGER, "IntType")
         sign = "" if integer.boolean(2, "isSigned", True) else "u"
         dtype = f"{sign}int{integer.integer(1, 'bitWidth')}"
     elif 6 in element:
         converted = element.integer(6, "converted_type")
         dtype = CONVERTED_INTEGERS.get(converted, "")
-        kind = f"{kind} with converted type {converted}"
+        type_name = f"{type_name} with converted type {converted}"
     else:
         dtype = plain
-    return (dtype, dtype) if dtype in TOKEN_DTYPES else ("", dtype or kind)
+    return (dtype, dtype) if dtype in TOKEN_DTYPES else ("", dtype or type_name)

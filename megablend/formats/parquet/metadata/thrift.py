@@ -112,18 +112,18 @@ class Struct:
 
     def structs(self, field: int, name: str) -> Sequence[Struct]:
         """Return a list of structs."""
-        found = self._fields.get(field)
-        return found if isinstance(found, Structs) else self._list(field, name, Struct)
+        value = self._fields.get(field)
+        return value if isinstance(value, Structs) else self._list(field, name, Struct)
 
-    def _typed(self, field: int, name: str, kind: type[T], default: T | None = None) -> T:
+    def _typed(self, field: int, name: str, value_type: type[T], default: T | None = None) -> T:
         value = self._fields.get(field, default)
-        if not isinstance(value, kind):
+        if not isinstance(value, value_type):
             raise MalformedError(f"{name} is {'missing' if value is None else 'of the wrong type'}")
         return value
 
-    def _list(self, field: int, name: str, kind: type[T]) -> list[T]:
+    def _list(self, field: int, name: str, value_type: type[T]) -> list[T]:
         values = self._typed(field, name, list)
-        if not all(type(value) is kind for value in values):
+        if not all(type(value) is value_type for value in values):
             raise MalformedError(f"{name} contains elements of the wrong type")
         return values
 
