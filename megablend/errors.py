@@ -170,10 +170,10 @@ class ResourceError(MegablendError, RuntimeError):
 
 
 def _rebuild_data_error(
-    kind: type[DataError], path: str, problem: str, offset: int | None
+    error_class: type[DataError], path: str, problem: str, offset: int | None
 ) -> DataError:
     """Rebuild a DataError that was pickled."""
-    return kind(path, problem, offset=offset)
+    return error_class(path, problem, offset=offset)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:

@@ -85,7 +85,7 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+def _turn(function: Callable[..., Any], lock_mode: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold the node's lock for a kernel: one process compiles the kernel, while no process loads
     it; any number of processes may load it at the same time."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
@@ -93,7 +93,7 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
         # On a full disk, or a file system without locks, numba's own renames must suffice
         with contextlib.suppress(OSError):
             lock = stack.enter_context(open(cache_dir() / name, "w"))
-            fcntl.flock(lock, kind)
+            fcntl.flock(lock, lock_mode)
         yield
 
 

@@ -168,8 +168,8 @@ def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F
     """
 
     def add(function: F) -> F:
-        for name, kind in reversed(flags.items()):
-            function = click.option(name, **kind, **common)(function)
+        for name, settings in reversed(flags.items()):
+            function = click.option(name, **settings, **common)(function)
         return function
 
     return add

@@ -127,8 +127,8 @@ class ReadSpec:
 
 
 _FIELDS = dataclasses.fields(ReadSpec)
-_NAMED_FIELDS = tuple(each for each in _FIELDS if each.name not in _BY_POSITION)
-_NAMES = frozenset(each.name for each in _NAMED_FIELDS)
+_NAMED_FIELDS = tuple(field for field in _FIELDS if field.name not in _BY_POSITION)
+_NAMES = frozenset(field.name for field in _NAMED_FIELDS)
 
 
 def make_options(options: Mapping[str, OptionValue]) -> tuple[tuple[str, OptionValue], ...]:

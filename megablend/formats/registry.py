@@ -28,7 +28,7 @@ from megablend.storage.prefetched import PrefetchedStorage
 
 ENTRY_POINTS = "megablend.formats"
 BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
-FORMATS: dict[str, Format] = {kind.name: kind for kind in BUILT_IN}
+FORMATS: dict[str, Format] = {built_in.name: built_in for built_in in BUILT_IN}
 """Formats by name; formats of other packages are added when they are first needed."""
 TEXT_SUFFIXES = tuple(
     name + packed
@@ -128,7 +128,7 @@ def format_of(path: str, storage: Storage) -> Format:
 
 def _with_suffix(path: str, names: list[str]) -> list[Format]:
     formats = map(get_format, names)
-    return [kind for kind in formats if path.lower().endswith(tuple(kind.suffixes))]
+    return [candidate for candidate in formats if path.lower().endswith(tuple(candidate.suffixes))]
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Format:

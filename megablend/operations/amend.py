@@ -311,9 +311,9 @@ def _describe(
         samples_before=ledger.num_samples,
         samples=run.num_samples,
         changes=tuple(
-            {"what": each.what, "before": each.a, "after": each.b}
-            for each in differences
-            if each.what != "stage ends"
+            {"what": difference.what, "before": difference.a, "after": difference.b}
+            for difference in differences
+            if difference.what != "stage ends"
         ),
         sources=tuple(
             AmendedSource(name=source.name, before=old, after=now)

@@ -152,7 +152,7 @@ def _why_unreadable(spec: SourceSpec, path: str, storage: Storage) -> str | None
 def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
     """Return the format of a source's files, which must be the same for all files. Only the first
     file with each suffix is read. Raises: ConfigError."""
-    known_suffixes = [suffix for kind in FORMATS.values() for suffix in kind.suffixes]
+    known_suffixes = [suffix for registered in FORMATS.values() for suffix in registered.suffixes]
     formats: dict[str, str] = {}
     seen: set[str] = set()
     for path in sorted(paths):

@@ -49,15 +49,15 @@ def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: I
         weight[node] = weight[heavy] + weight[light]
         width[node] = width[heavy] + width[light]
 
-    place = np.zeros(num_nodes, np.int64)
+    row = np.zeros(num_nodes, np.int64)
     rank = np.zeros(num_nodes, np.int64)
     for node in range(num_nodes - 1, size - 1, -1):  # parents before children
         heavy, light = children[node]
-        left_leaves[place[node]] = width[heavy]
-        left_samples[place[node]] = weight[heavy]
-        place[heavy] = place[node] + 1
+        left_leaves[row[node]] = width[heavy]
+        left_samples[row[node]] = weight[heavy]
+        row[heavy] = row[node] + 1
         rank[heavy] = rank[node]
-        place[light] = place[node] + width[heavy]
+        row[light] = row[node] + width[heavy]
         rank[light] = rank[node] + width[heavy]
     for node in range(size):
         leaves[rank[node]] = node

@@ -97,15 +97,15 @@ def cut(
         start = end
         end = end + np.int64(lengths[document])
         reached = end - extra
-        place = first + np.int64(i)
+        position = first + np.int64(i)
         # Written whether or not it stays: a branch here would be mispredicted once a sample
-        rows[row, 0] = place
+        rows[row, 0] = position
         rows[row, 1] = begin - start
         if begin <= reached:
             row += np.uint64(1)
             begin += length
         if begin <= reached:
-            filled, begin = fill_begun(place, start, reached, length, begin, np.int64(row), rows)
+            filled, begin = fill_begun(position, start, reached, length, begin, np.int64(row), rows)
             row = np.uint64(filled)
             if begin <= reached:
                 return np.int64(row), np.int64(i), start

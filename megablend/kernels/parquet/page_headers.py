@@ -177,7 +177,7 @@ def page_end(header: np.void) -> int:
 def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int:
     """Parse the header that begins at data[position]. Returns its size, or an error code of
     `kernels.parquet.thrift`."""
-    kind = stored = decoded = values = encoding = -1
+    page_type = stored = decoded = values = encoding = -1
     header["crc"] = header["def_bytes"] = header["rep_bytes"] = 0
     header["def_encoding"] = header["rep_encoding"] = RLE
     header["has_crc"] = False
@@ -193,7 +193,7 @@ def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int
         if PAGE_TYPE <= field <= CRC:
             position, value = integer(data, position, end, wire)
             if field == PAGE_TYPE:
-                kind = value
+                page_type = value
             elif field == DECODED_BYTES:
                 decoded = value
             elif field == STORED_BYTES:
@@ -201,25 +201,25 @@ def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int
             else:
                 header["crc"] = value
                 header["has_crc"] = True
-        elif wire == STRUCT and field == DATA_HEADER and kind == DATA:
+        elif wire == STRUCT and field == DATA_HEADER and page_type == DATA:
             header["def_encoding"] = header["rep_encoding"] = -1
             position, values, encoding = _parse_type_header(data, position, end, header, DATA)
-        elif wire == STRUCT and field == DICTIONARY_HEADER and kind == DICTIONARY:
+        elif wire == STRUCT and field == DICTIONARY_HEADER and page_type == DICTIONARY:
             position, values, encoding = _parse_type_header(data, position, end, header, DICTIONARY)
-        elif wire == STRUCT and field == DATA_V2_HEADER and kind == DATA_V2:
+        elif wire == STRUCT and field == DATA_V2_HEADER and page_type == DATA_V2:
             position, values, encoding = _parse_type_header(data, position, end, header, DATA_V2)
         else:
             position = skip(data, position, end, wire)
         if position < 0:
             return position
-    header["type"] = kind
+    header["type"] = page_type
     header["header_bytes"] = position - begin
     header["stored_bytes"] = stored
     header["decoded_bytes"] = decoded
     header["num_values"] = values
     header["encoding"] = encoding
     if (
-        kind not in (DATA, DICTIONARY, DATA_V2)
+        page_type not in (DATA, DICTIONARY, DATA_V2)
         or min(encoding, header["def_encoding"], header["rep_encoding"]) < 0
     ):
         return UNUSUAL
@@ -234,7 +234,7 @@ def parse_header(data: Pointer, position: int, end: int, header: np.void) -> int
 
 @device
 def _parse_type_header(
-    data: Pointer, position: int, end: int, header: np.void, kind: int
+    data: Pointer, position: int, end: int, header: np.void, page_type: int
 ) -> tuple[int, int, int]:
     """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2, by the type of the page,
     and fill the fields of `header` about levels and compression. Returns the position after it, the
@@ -242,9 +242,9 @@ def _parse_type_header(
     values = encoding = -1
     # Fields up to `last_integer` are integers
     encoding_field = ENCODING
-    if kind == DATA:
+    if page_type == DATA:
         last_integer = REP_ENCODING
-    elif kind == DICTIONARY:
+    elif page_type == DICTIONARY:
         last_integer = ENCODING
     else:
         last_integer = V2_REP_BYTES
@@ -260,15 +260,15 @@ def _parse_type_header(
                 values = value
             elif field == encoding_field:
                 encoding = value
-            elif kind == DATA and field == DEF_ENCODING:
+            elif page_type == DATA and field == DEF_ENCODING:
                 header["def_encoding"] = value
-            elif kind == DATA:
+            elif page_type == DATA:
                 header["rep_encoding"] = value
             elif field == V2_DEF_BYTES:
                 header["def_bytes"] = value
             elif field == V2_REP_BYTES:
                 header["rep_bytes"] = value
-        elif kind == DATA_V2 and field == V2_IS_COMPRESSED:
+        elif page_type == DATA_V2 and field == V2_IS_COMPRESSED:
             if wire not in (TRUE, FALSE):
                 return UNUSUAL, values, encoding
             header["is_compressed"] = wire == TRUE

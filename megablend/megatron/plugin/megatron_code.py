@@ -102,7 +102,7 @@ def _codes_of_file(module: ModuleType) -> dict[str, dict[str, CodeType]] | None:
 def _inner(code: CodeType) -> dict[str, CodeType]:
     """Return the codes of the functions and classes that a code defines, by name."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return {each.co_name: each for each in inner if not each.co_name.startswith("<")}
+    return {defined.co_name: defined for defined in inner if not defined.co_name.startswith("<")}
 
 
 def _has_code(value: Any, code: CodeType) -> bool:
