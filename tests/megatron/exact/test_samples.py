@@ -102,7 +102,7 @@ def test_samples_that_single_precision_adds() -> None:
 def test_wrong_lengths_are_refused() -> None:
     lengths = np.array([5, 6], np.int32)
     documents = np.array([0, 1, 1], np.int32)
-    with pytest.raises(PlanError, match="enough for 4 samples, but 5 were planned"):
+    with pytest.raises(PlanError, match="enough for 4 samples only, but 5 were planned"):
         sample_index(lengths, documents, 4, 5, extra=1)
     with pytest.raises(
         PlanError,
