@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
@@ -159,7 +160,9 @@ class Job:
     def finish(self) -> None:
         """Train to the end of the run."""
         self.train(len(self.dataset))
-        self._keep(*self._read(4, 1, 1))  # less than a step of 4
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the run is read", RuntimeWarning)
+            self._keep(*self._read(4, 1, 1))  # less than a step of 4, or nothing
 
     def _keep(self, found: list[dict[str, Any]], state: dict[str, Any]) -> None:
         """Keep the samples that were read, and the state after them."""
