@@ -13,7 +13,7 @@ from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.errors import CacheError
 from megablend.index.build.build_report import BuildReport
 from megablend.index.build.file_tasks import FileTask, TaskPart, TaskResult, await_fragment
-from megablend.index.build.fragments import Fragment, split_name
+from megablend.index.build.fragments import Fragment
 from megablend.index.build.packs import Packed
 from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.index.build.write_tables import write_tables
@@ -248,8 +248,7 @@ def _load_fragments(
     for task in work:
         name = task.fragment
         column = task.column
-        answer = split_name(name)[1]
-        fragment = packed.fragment(answer) if answer in packed else await_fragment(store, name)
+        fragment = packed.fragment(name) if name in packed else await_fragment(store, name)
         taken.add(column, task.file, fragment.column)
         warning = column.kind.describe_unused_bytes(task.file.path, fragment.blocks, task.file.size)
         if warning is not None:

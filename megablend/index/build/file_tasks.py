@@ -8,7 +8,7 @@ and progress is reported before the whole file is done.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 from megablend.caches.base import CacheStore
@@ -20,13 +20,14 @@ from megablend.index.build.fragments import (
     Fragment,
     fragment_answer,
     fragment_name,
+    fragment_place,
     is_part,
     part_name,
     publish_fragment,
     read_fragment,
     split_name,
 )
-from megablend.index.build.packs import Pack, Packed, PackWriter
+from megablend.index.build.packs import AnswerNames, Pack, Packed, PackWriter
 from megablend.index.build.source_spec import SourceFile, SourceSpec, stat_file
 from megablend.index.tables.file_versions import (
     request_samples,
@@ -106,30 +107,33 @@ def plan_work(
         packed: the fragments in the packs of the cache.
     """
     packed = packed or Packed()
-    single_names = dict[str, str]()
+    single_names = set[str]()
+    singles_by_answer = AnswerNames()
     known_places = set(packed.places)
     for name in singles:
         if not is_part(name):
             place, answer = split_name(name)
-            single_names[answer] = name
+            single_names.add(name)
+            singles_by_answer.add(answer, name)
             known_places.add(place)
+    shared_versions = _find_shared_versions(columns)
     work = []
     for column in columns:
         # The document boundaries of a flat column can be found only by reading the whole file
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
-            in_pack = _find_answer(column, file, packed)
-            stored = in_pack or _find_answer(column, file, single_names)
-            answer, documents = stored or ("", column.read.count_documents)
-            name = (
-                packed.name(answer) if in_pack else fragment_name(column, file, documents=documents)
+            in_pack = _find_fragment(column, file, packed, packed.by_answer, shared_versions)
+            stored = in_pack or _find_fragment(
+                column, file, single_names, singles_by_answer, shared_versions
             )
+            documents = stored[1] if stored else column.read.count_documents
+            name = stored[0] if stored else fragment_name(column, file, documents=documents)
             work.append(
                 FileTask(
                     column=column,
                     file=file,
                     documents=documents,
-                    fragment=single_names.get(answer, name),
+                    fragment=name,
                     known=bool(stored),
                     packed=bool(in_pack),
                     changed=not stored and split_name(name)[0] in known_places,
@@ -139,18 +143,43 @@ def plan_work(
     return work
 
 
-def _find_answer(
-    column: SourceSpec, file: SourceFile, stored: Packed | Mapping[str, str]
+def _find_shared_versions(columns: Sequence[SourceSpec]) -> set[str]:
+    """Return the versions that several files have: local files of equal size whose times are the
+    same, as those that were unpacked from one archive, or written within a tick of the clock."""
+    path_of = dict[str, str]()
+    shared = set[str]()
+    for column in columns:
+        for file in column.files:
+            for version in versions_of(file.etag):
+                if path_of.setdefault(version, file.path) != file.path:
+                    shared.add(version)
+    return shared
+
+
+def _find_fragment(
+    column: SourceSpec,
+    file: SourceFile,
+    names: Container[str],
+    by_answer: AnswerNames,
+    shared_versions: Collection[str],
 ) -> tuple[str, bool] | None:
-    """Return the answer among `stored` that a file's fragment has, and whether the fragment counts
-    documents; None if there is none."""
+    """Return the name of a file's fragment, and whether the fragment counts documents; None if
+    there is none. The fragment may be of another place if no other file can be meant.
+
+    Args:
+        names: names of the fragments that are stored.
+    """
     # A fragment that counts documents also serves a column that does not request it
     serving = [True] if column.read.count_documents else [True, False]
     for version in versions_of(file.etag):
         for documents in serving:
             answer = fragment_answer(column, file, version, documents=documents)
-            if answer in stored:
-                return answer, documents
+            own = f"{fragment_place(column, file)}-{answer}"
+            if own in names:
+                return own, documents
+            other = None if version in shared_versions else by_answer.find(answer)
+            if other is not None:
+                return other, documents
     return None
 
 

@@ -1,9 +1,10 @@
 """A fragment: the result of indexing one file, stored so that an unchanged file is not read again.
 
 The name of a fragment consists of two parts. `place` identifies the file (source, name). `answer`
-identifies what was requested: the version of the file (size, etag), the column, the options. Only
-`answer` decides whether a fragment can be reused, so files keep their fragments when a source is
-renamed, when its folder moves, and when files in other folders are added to it.
+identifies what was requested: the version of the file (size, etag), the column, the options. If no
+other file has the same `answer`, it alone decides whether a fragment can be reused, so files keep
+their fragments when a source is renamed, when its folder moves, and when files in other folders are
+added to it.
 
 Format: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the
 block table, and a blake2b digest (16 bytes) of everything before. If the digest is wrong, the
@@ -97,9 +98,14 @@ PLAIN_FIELDS = ("rows", "tokens", "token_dtype", "structure", "body")
 def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
     """Return the name of a file's fragment, `place-answer`. `documents` says whether the fragment
     counts documents."""
-    place = hex_digest(json.dumps([column.column_name, file.name]), 8)
     version, _ = versions_of(file.etag)
-    return f"{place}-{fragment_answer(column, file, version, documents=documents)}"
+    answer = fragment_answer(column, file, version, documents=documents)
+    return f"{fragment_place(column, file)}-{answer}"
+
+
+def fragment_place(column: SourceSpec, file: SourceFile) -> str:
+    """Return `place`, the part of the name of a file's fragment that identifies the file."""
+    return hex_digest(json.dumps([column.column_name, file.name]), 8)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -144,34 +144,47 @@ class Pack:
 
 
 class Packed:
-    """The fragments in all packs of a cache, by the `answer` in their names."""
+    """The fragments in all packs of a cache, by name."""
 
     def __init__(self) -> None:
         self.places: set[str] = set()
         """The `place` of each fragment's name."""
-        self._by_answer: dict[str, tuple[Pack, int, str]] = {}
-        """For each `answer`: the pack that contains the fragment, the fragment's number in the
-        pack, and its name."""
+        self._by_name: dict[str, tuple[Pack, int]] = {}
+        """The pack that contains each fragment, and the fragment's number in the pack."""
+        self.by_answer = AnswerNames()
 
     def add(self, pack: Pack) -> None:
         """Add the fragments of a pack."""
         names = zip(pack.names("place"), pack.names("answer"), strict=True)
         for number, (place, answer) in enumerate(names):
+            name = f"{place}-{answer}"
             self.places.add(place)
-            self._by_answer[answer] = pack, number, f"{place}-{answer}"
+            self._by_name[name] = pack, number
+            self.by_answer.add(answer, name)
 
-    def __contains__(self, answer: str) -> bool:
-        return answer in self._by_answer
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
 
-    def fragment(self, answer: str) -> Fragment:
-        """Return the fragment with this `answer`. Raises: KeyError if there is none."""
-        pack, number, _ = self._by_answer[answer]
+    def fragment(self, name: str) -> Fragment:
+        """Return the fragment of this name. Raises: KeyError if there is none."""
+        pack, number = self._by_name[name]
         return pack.fragment(number)
 
-    def name(self, answer: str) -> str:
-        """Return the name of the fragment with this `answer`. Raises: KeyError if there is none."""
-        _, _, name = self._by_answer[answer]
-        return name
+
+class AnswerNames:
+    """The names of fragments by `answer`. Two files may have one answer, since local files are told
+    apart by size and time alone: then the answer does not say which of them a fragment is of."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str | None] = {}
+
+    def add(self, answer: str, name: str) -> None:
+        """Add a fragment."""
+        self._names[answer] = name if self._names.get(answer, name) == name else None
+
+    def find(self, answer: str) -> str | None:
+        """Return the name of the only fragment with this `answer`; None if there is no such one."""
+        return self._names.get(answer)
 
 
 class PackWriter:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import CacheError
-from megablend.index.build.fragments import fragment_content, is_part, split_name
+from megablend.index.build.fragments import fragment_content, is_part
 from megablend.index.build.packs import Pack, Packed
 from megablend.index.read.document_table import table_key
 from megablend.index.read.snapshot import open_snapshot
@@ -139,7 +139,7 @@ class _KeptContents:
         """Return whether a kept snapshot needs a file or folder."""
         owner = name.partition("-")[0]
         if kind == "fragments":
-            if is_part(name) or split_name(name)[1] in self._packed:
+            if is_part(name) or name in self._packed:
                 return False
             return fragment_content(self._store.fetch_file(kind, name)) in self._contents
         if kind == "packs":
