@@ -33,7 +33,7 @@ from megablend.distributed.base import REPORT_SECONDS, exit_code, on_failure
 from megablend.distributed.fail_together import RankError
 from megablend.distributed.launch import is_later_rank
 from megablend.errors import LaunchError, MegablendError
-from megablend.system.failures import translate
+from megablend.system.failures import is_broken_pipe, translate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -94,10 +94,10 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted")
         _end(KeyboardInterrupt())
-    except BrokenPipeError:  # the reader of stdout has exited
-        _drop_unwritten()
-        sys.exit(1)
     except Exception as error:
+        if is_broken_pipe(error):  # the reader of stdout has exited
+            _drop_unwritten()
+            sys.exit(1)
         translated = translate(error, f"`megablend {' '.join(sys.argv[1:3])}`")
         if translated is not None:
             _say(str(translated))

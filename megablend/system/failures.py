@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from megablend.errors import REMOVE_REMEDY, ConfigError, MegablendError, ResourceError
 
 _ELSEWHERE = "use another folder"
-_UNMOUNTED = "the server of its file system has ended: mount it again, then try again"
+_UNREACHABLE = (
+    "the server of its file system has ended, or cannot be reached, or has cut this machine off: check it, mount the file "
+    "system again if the server responds, then try again"
+)
 _LACKING = f"its file system lacks an operation that is needed: {_ELSEWHERE}"
 _REMEDIES = {
     errno.EACCES: f"check the permissions of the path, or {_ELSEWHERE}",
@@ -20,8 +23,9 @@ _REMEDIES = {
     errno.EROFS: f"make it writable, or {_ELSEWHERE}",
     errno.EIO: "the disk or the file server is failing: check it, then try again",
     errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if it happens again",
-    errno.ECONNABORTED: _UNMOUNTED,
-    errno.ENOTCONN: _UNMOUNTED,
+    errno.ECONNABORTED: _UNREACHABLE,
+    errno.ENOTCONN: _UNREACHABLE,
+    errno.ESHUTDOWN: _UNREACHABLE,
     errno.ETIMEDOUT: "the file server does not respond: check it, then try again",
     errno.ENOSYS: _LACKING,
     errno.EOPNOTSUPP: _LACKING,
@@ -138,8 +142,7 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
             f"{place}: the working directory of this process has been removed; start it in a folder "
             "that exists"
         )
-    is_broken_pipe = isinstance(error, BrokenPipeError)
-    if isinstance(error, OSError) and error.errno is not None and not is_broken_pipe:
+    if isinstance(error, OSError) and error.errno is not None and not is_broken_pipe(error):
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}; {remedy_of(error.errno)}")
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
@@ -173,6 +176,12 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
             f"{place}: the system refuses to start more threads; raise the limit (`ulimit -u`), or stop other processes"
         )
     return None
+
+
+def is_broken_pipe(error: BaseException) -> bool:
+    """Return whether the reader of a pipe has exited. Python also raises BrokenPipeError for
+    ESHUTDOWN, which file systems such as CephFS return once the server has cut a machine off."""
+    return isinstance(error, BrokenPipeError) and error.errno != errno.ESHUTDOWN
 
 
 def _is_cwd_removed() -> bool:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints where, and how it ends."""
 
+import errno
 import json
 import logging
 import os
@@ -299,6 +300,8 @@ def test_a_launcher_that_disagrees_is_refused(config: Path) -> None:
         ),
         (KeyboardInterrupt(), 130, "megablend: interrupted"),
         (megablend.StateError("of another run"), 2, "megablend: of another run"),
+        # Python raises BrokenPipeError for it, as for a reader of stdout that has exited
+        (OSError(errno.ESHUTDOWN, "shut down", "/shared"), 3, "megablend: /shared: shut down; the"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -19,6 +19,7 @@ from megablend.system.failures import remedy_of, translate, translating
         errno.EACCES,
         errno.EIO,
         errno.ENOTCONN,
+        errno.ESHUTDOWN,
         errno.ESTALE,
         errno.EMFILE,
         errno.ENOMEM,
@@ -31,6 +32,14 @@ def test_an_error_of_the_system_has_path_cause_and_remedy(number: int) -> None:
     assert str(caught.value) == f"/some/file: {os.strerror(number)}; {remedy_of(number)}"
     assert caught.value.exit_code == 3
     assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN])
+def test_a_server_out_of_reach_is_not_said_to_have_ended(number: int) -> None:
+    """Without a majority of its replicas GlusterFS gives ENOTCONN, and CephFS ESHUTDOWN to a client
+    that it has evicted: the first needs its servers, not another mount."""
+    assert re.search(r"cannot be reached.*check it, mount .* again", remedy_of(number))
+    assert "another folder" not in remedy_of(number)
 
 
 def test_one_that_names_no_file_gets_the_place() -> None:
